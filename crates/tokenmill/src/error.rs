@@ -17,6 +17,7 @@ use tokenmill_text::{
 };
 
 use crate::{
+    decide_error::DecideError,
     error_text::{mtp_text, projector_text, what_fits, with_source},
     memory_limit::MemoryLimit,
     memory_text::{plan_text, size},
@@ -390,6 +391,9 @@ pub enum Error {
     /// An instruction was given to a reranker that takes a query and a document only.
     #[error("this reranker takes a query and documents, but no instruction")]
     NoPlaceForInstruction,
+    /// Questions about a state cannot be answered.
+    #[error(transparent)]
+    Decide(#[from] DecideError),
     /// A file is not a usable image encoder.
     #[error("{}", projector_text(path, source))]
     Projector {

@@ -1,6 +1,6 @@
 //! [`ForwardPasses`]: the output rows of a request's inputs, in the order of the inputs.
 //!
-//! Embedding and reranking both read them. Invariants: inputs are submitted as long as the engine's queue
+//! Embedding, reranking and deciding read them. Invariants: inputs are submitted as long as the engine's queue
 //! takes them, so that they share steps, and the others as earlier ones end; while some are left, one is in
 //! the engine, which ends it at the deadline; a failure cancels unfinished inputs.
 
@@ -15,6 +15,15 @@ use tokenmill_sched::{Engine, EngineError, Event, ForwardParams, Generation};
 
 use crate::Error;
 
+/// How passes relate to the rest of their request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pace {
+    /// The most that are in the engine at a time. Their rows wait there until they are read.
+    pub(crate) max_open: usize,
+    /// Whether earlier passes of the request were accepted, so that a full queue does not refuse these.
+    pub(crate) is_begun: bool,
+}
+
 /// Forward passes over known tokens. Dropping them cancels unfinished work.
 pub(crate) struct ForwardPasses {
     engine: Engine,
@@ -24,8 +33,11 @@ pub(crate) struct ForwardPasses {
     passes: VecDeque<Generation>,
     /// Inputs that the queue had no room for.
     rest: VecDeque<Vec<u32>>,
+    max_open: usize,
     /// Whether the queue took one.
     is_begun: bool,
+    /// Tokens of the inputs that have ended, as far as they came from the prefix cache.
+    n_cached_tokens: usize,
 }
 
 impl fmt::Debug for ForwardPasses {
@@ -45,13 +57,31 @@ impl ForwardPasses {
         deadline: Option<Duration>,
         params_of: impl Fn(usize) -> ForwardParams + Send + Sync + 'static,
     ) -> Result<Self, Error> {
+        let deadline = deadline.and_then(|deadline| Instant::now().checked_add(deadline));
+        let pace = Pace {
+            max_open: usize::MAX,
+            is_begun: false,
+        };
+        Self::start_at(engine, inputs, pace, deadline, params_of)
+    }
+
+    /// Does the same at a pace, and ends at an instant.
+    pub(crate) fn start_at(
+        engine: &Engine,
+        inputs: Vec<Vec<u32>>,
+        pace: Pace,
+        deadline: Option<Instant>,
+        params_of: impl Fn(usize) -> ForwardParams + Send + Sync + 'static,
+    ) -> Result<Self, Error> {
         let mut passes = Self {
             engine: engine.clone(),
             params_of: Box::new(params_of),
-            deadline: deadline.and_then(|deadline| Instant::now().checked_add(deadline)),
+            deadline,
             passes: VecDeque::new(),
             rest: inputs.into(),
-            is_begun: false,
+            max_open: pace.max_open,
+            is_begun: pace.is_begun,
+            n_cached_tokens: 0,
         };
         passes.submit()?;
         Ok(passes)
@@ -60,7 +90,9 @@ impl ForwardPasses {
     /// Submits what the queue has room for, and one in any case once the request is begun: other requests may have taken all the room
     /// that its own inputs left.
     fn submit(&mut self) -> Result<(), EngineError> {
-        while let Some(tokens) = self.rest.front() {
+        while self.passes.len() < self.max_open
+            && let Some(tokens) = self.rest.front()
+        {
             let left = |deadline: Instant| deadline.saturating_duration_since(Instant::now());
             let params = ForwardParams {
                 deadline: self.deadline.map(left),
@@ -82,6 +114,11 @@ impl ForwardPasses {
             self.rest.pop_front();
         }
         Ok(())
+    }
+
+    /// Returns how many tokens of the inputs that have ended came from the prefix cache.
+    pub(crate) fn n_cached_tokens(&self) -> usize {
+        self.n_cached_tokens
     }
 
     /// Gives the rows of the next input to `on_row`, one by one, and says when it is done; `None` after the last.
@@ -109,7 +146,10 @@ impl ForwardPasses {
                     self.rest.clear();
                     return Poll::Ready(Some(Err(error.into())));
                 }
-                Poll::Ready(Some(Event::Prefill(_) | Event::Token(_) | Event::Finished(_))) => {}
+                Poll::Ready(Some(Event::Finished(finished))) => {
+                    self.n_cached_tokens += finished.usage.cached_tokens;
+                }
+                Poll::Ready(Some(Event::Prefill(_) | Event::Token(_))) => {}
                 Poll::Ready(None) => {
                     self.passes.pop_front();
                     return Poll::Ready(Some(Ok(())));

@@ -39,6 +39,7 @@
 //! | answer in a shape: JSON of a schema, a regular expression, a grammar | [`TextParams::constraint`] | text that has it |
 //! | compare texts | [`Model::embed`] | a vector for each |
 //! | find the documents that answer a query | [`Model::rerank`] | a score for each |
+//! | answer typed questions with probabilities | [`Model::decide`] | a [`decide::Decision`] for each |
 //! | keep a conversation and what was computed for it | [`Model::save_session`], [`Model::restore_session`] | a file, a [`sessions::Session`] |
 //! | tokens in, tokens out | [`Model::engine`] | [`tokenmill_sched::Engine`] |
 //! | choose context, device, threads, KV cache | [`Model::options`] | [`LoadOptions`] |
@@ -50,7 +51,7 @@
 //!
 //! The [`prelude`] has the types of nearly every program, and the root those of most. The modules have all others, by subject: [`load`],
 //! [`gpu`], [`placement`] and [`machine`] for loading; [`sampling`], [`constraint`], [`tools`], [`images`], [`adapters`] and
-//! [`speculation`] for requests; [`stream`], [`embeddings`] and [`rerank`] for results; [`text`], [`sessions`] and [`convert`].
+//! [`speculation`] for requests; [`stream`], [`embeddings`], [`rerank`] and [`decide`] for results; [`text`], [`sessions`] and [`convert`].
 //!
 //! [`Model::device`] says where the model computes and why a GPU was passed over, [`Model::memory`] what it takes, and
 //! [`Answer`] carries usage, timings and the reason of the end. [`TextParams::sampling`] holds the sampler's settings; the
@@ -97,6 +98,8 @@ pub mod constraint;
 mod conversation;
 mod conversion;
 pub mod convert;
+pub mod decide;
+mod decide_error;
 mod device;
 mod draft;
 mod draft_facts;

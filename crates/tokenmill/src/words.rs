@@ -3,6 +3,7 @@
 //! No network is needed for it. Invariant: control tokens come from the chat template only; in a message or a
 //! text, their spelling is text.
 
+mod answer_place;
 mod image_places;
 mod prompts;
 

@@ -3,6 +3,7 @@
 //! One program, so that the library is linked once for all of them. Invariant: no test changes what the process shares.
 
 mod conversion;
+mod decide;
 mod encoders;
 mod examples;
 mod forced_calls;

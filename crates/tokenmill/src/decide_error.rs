@@ -1,0 +1,144 @@
+//! [`DecideError`]: why a model cannot answer questions about a state.
+//!
+//! Apart from [`Error`](crate::Error), which carries it, because clients of a server read the place of the fault, and apart from
+//! `decide`, which uses both. Invariant: an error about one question has its index.
+
+/// Why questions cannot be answered.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DecideError {
+    /// There is no question, or there are too many.
+    #[error("{found} questions, expected 1 to {maximum}")]
+    QuestionCount {
+        /// Questions that there are.
+        found: usize,
+        /// The most that are answered.
+        maximum: usize,
+    },
+    /// A number of orders that cannot be computed.
+    #[error("{found} orders of the options, expected 1 to {maximum}")]
+    Permutations {
+        /// The requested number.
+        found: usize,
+        /// The largest number.
+        maximum: usize,
+    },
+    /// The questions in all their orders are too many prompts.
+    #[error(
+        "the questions make {found} prompts with all orders of their options, and the limit is {maximum}"
+    )]
+    RowCount {
+        /// Prompts that there would be.
+        found: usize,
+        /// The limit.
+        maximum: usize,
+    },
+    /// A temperature that no softmax has.
+    #[error("the temperature {found} is not a positive number")]
+    Temperature {
+        /// The requested temperature.
+        found: f64,
+    },
+    /// The prompts of all questions together are too long.
+    #[error(
+        "the prompts of all questions have {found_bytes} bytes, since each repeats the state, and the limit is {maximum_bytes}; \
+         shorten the state or ask fewer questions in a request"
+    )]
+    TextTooLong {
+        /// Bytes of all prompts.
+        found_bytes: usize,
+        /// The limit.
+        maximum_bytes: usize,
+    },
+    /// A question has too few or too many options.
+    #[error("{found} options, expected {minimum} to {maximum}")]
+    OptionCount {
+        /// Index of the question.
+        question_idx: usize,
+        /// Options that it has.
+        found: usize,
+        /// The least.
+        minimum: usize,
+        /// The most.
+        maximum: usize,
+    },
+    /// The instructions, or a text of an option, are too long.
+    #[error("a text of {found_bytes} bytes, and the limit is {maximum_bytes}")]
+    PartTooLong {
+        /// Index of the question.
+        question_idx: usize,
+        /// Bytes of the text.
+        found_bytes: usize,
+        /// The limit.
+        maximum_bytes: usize,
+    },
+    /// Two options have the same text.
+    #[error("options {} and {} have the same text", first_idx + 1, second_idx + 1)]
+    SameOptions {
+        /// Index of the question.
+        question_idx: usize,
+        /// The first of the two.
+        first_idx: usize,
+        /// The second.
+        second_idx: usize,
+    },
+    /// A predicate without instructions and descriptions.
+    #[error("it asks nothing; give it instructions, or say when it is true")]
+    NothingAsked {
+        /// Index of the question.
+        question_idx: usize,
+    },
+    /// A question in JSON that cannot be read.
+    #[error("`{path}`: {reason}")]
+    Json {
+        /// Path of the value.
+        path: String,
+        /// Cause of the error.
+        reason: String,
+    },
+    /// The model has fewer labels than a question has options.
+    #[error(
+        "{found} options need as many labels, and behind this model's prompt {n_labels} are one token each and differ"
+    )]
+    FewLabels {
+        /// Index of the question.
+        question_idx: usize,
+        /// Options of the question.
+        found: usize,
+        /// Labels that the model has.
+        n_labels: usize,
+    },
+    /// The chat template makes every answer begin with reasoning.
+    #[error(
+        "this model's chat template opens the reasoning of every answer and cannot close it, so no probability can be read \
+         where an answer begins"
+    )]
+    OpenReasoning,
+    /// The chat template writes something between a prompt and the text of an answer.
+    #[error(
+        "this model's chat template writes a head before the text of an answer, so no probability can be read where an \
+         answer begins"
+    )]
+    AnswerHead,
+    /// The network gave no usable numbers.
+    #[error("the model's logits are no numbers; its weights may be damaged")]
+    NoNumbers {
+        /// Index of the question.
+        question_idx: usize,
+    },
+}
+
+impl DecideError {
+    /// Returns the index of the question at fault, if it is one.
+    pub fn question_idx(&self) -> Option<usize> {
+        match *self {
+            Self::OptionCount { question_idx, .. }
+            | Self::PartTooLong { question_idx, .. }
+            | Self::SameOptions { question_idx, .. }
+            | Self::NothingAsked { question_idx }
+            | Self::FewLabels { question_idx, .. }
+            | Self::NoNumbers { question_idx } => Some(question_idx),
+            _ => None,
+        }
+    }
+}
