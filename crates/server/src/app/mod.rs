@@ -426,7 +426,7 @@ pub(crate) async fn see(app: &Arc<App>, prompt: Prompt, params: &TextParams) -> 
 
 /// The response of a refusal or failure.
 pub(crate) fn error_response(error: &ApiError, dialect: Dialect, request_id: &RequestId) -> Response {
-    let status = StatusCode::from_u16(error.status()).expect("every error has a valid status");
+    let status = StatusCode::from_u16(error.status_in(dialect)).expect("every error has a valid status");
     let mut response = (status, Json(error.body(dialect, request_id.as_str()))).into_response();
     response.extensions_mut().insert(ErrorCode(error.code()));
     let headers = response.headers_mut();

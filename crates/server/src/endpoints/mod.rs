@@ -6,6 +6,7 @@
 mod adapters;
 mod chat;
 mod completions;
+mod decisions;
 mod embeddings;
 pub(crate) mod endpoint;
 mod frame;
@@ -37,7 +38,7 @@ use self::endpoint::{
     row,
 };
 use crate::{
-    Dialect::{Anthropic, Ollama, OpenAi},
+    Dialect::{Anthropic, Ollama, OpenAi, SystemOne},
     models::Role,
 };
 
@@ -68,6 +69,16 @@ pub(crate) static ENDPOINTS: &[Endpoint] = &[
     })
     .says("Prompts as token ids")
     .reads(tables::COMPLETION),
+    row(Post, OpenAi, "/v1/decisions", |row, _| {
+        row.with_model(decisions::decisions)
+    })
+    .says("Answer typed questions with probabilities, OpenAI's and SGLang's API")
+    .reads(decisions::DecisionRequest::TABLE),
+    row(Post, SystemOne, "/v1/systemone", |row, _| {
+        row.with_model(decisions::system_one)
+    })
+    .says("Answer typed questions with probabilities, System One API")
+    .reads(decisions::SystemOneRequest::TABLE),
     row(Post, OpenAi, "/v1/embeddings", |row, _| {
         row.with_model(embeddings::embeddings)
     })

@@ -167,7 +167,8 @@ pub fn document() -> String {
     }
     page.push_str(
         "\n## Errors\n\nOpenAI's endpoints answer `{\"error\": {\"message\", \"type\", \"param\", \"code\"}}`, Anthropic's \
-         `{\"type\": \"error\", \"error\": {\"type\", \"message\"}, \"request_id\"}`, Ollama's `{\"error\": \"message\"}`.\n\n| status | code | when |\n|---|---|---|\n",
+         `{\"type\": \"error\", \"error\": {\"type\", \"message\"}, \"request_id\"}`, Ollama's `{\"error\": \"message\"}`. \
+         `/v1/systemone` answers `{\"detail\": [{\"loc\", \"msg\", \"type\"}]}` with 422 where a field is at fault, and else `{\"detail\": \"message\"}` with the status of this table.\n\n| status | code | when |\n|---|---|---|\n",
     );
     for (status, code, when) in DOCUMENTED {
         let _ = writeln!(page, "| {status} | `{code}` | {when} |");

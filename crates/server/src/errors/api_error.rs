@@ -340,6 +340,25 @@ impl ApiError {
         }
     }
 
+    /// The HTTP status in a dialect. The System One API has one of its own for requests that cannot be read.
+    pub(crate) fn status_in(&self, dialect: Dialect) -> u16 {
+        match (dialect, self) {
+            (Dialect::SystemOne, error) if error.is_of_body() => 422,
+            (_, error) => error.status(),
+        }
+    }
+
+    /// Whether the fault is in the body's form or in a field.
+    fn is_of_body(&self) -> bool {
+        matches!(
+            self,
+            Self::MalformedJson { .. }
+                | Self::InvalidField { .. }
+                | Self::UnknownField { .. }
+                | Self::UnsupportedField { .. }
+        )
+    }
+
     /// The machine-readable code, stable across versions.
     pub fn code(&self) -> &'static str {
         match self {
@@ -423,6 +442,14 @@ impl ApiError {
                 "request_id": request_id,
             }),
             Dialect::Ollama => json!({ "error": message }),
+            Dialect::SystemOne if self.is_of_body() => {
+                let path = shortened(self.param().unwrap_or_default());
+                let names = path.split(['.', '[', ']']).filter(|name| !name.is_empty());
+                let place = names.map(|name| name.parse::<usize>().map_or_else(|_| name.into(), Value::from));
+                let loc: Vec<Value> = std::iter::once("body".into()).chain(place).collect();
+                json!({ "detail": [{ "loc": loc, "msg": message, "type": self.code() }] })
+            }
+            Dialect::SystemOne => json!({ "detail": message }),
         }
     }
 

@@ -11,6 +11,8 @@ pub enum Dialect {
     Anthropic,
     /// `{"error": "message"}`
     Ollama,
+    /// `{"detail": [{"loc", "msg", "type"}]}` for a fault of a field, `{"detail": "message"}` for others
+    SystemOne,
 }
 
 impl Dialect {
@@ -20,6 +22,8 @@ impl Dialect {
             Self::Anthropic
         } else if path.starts_with("/api/") {
             Self::Ollama
+        } else if path.ends_with("/systemone") {
+            Self::SystemOne
         } else {
             Self::OpenAi
         }

@@ -33,7 +33,7 @@ use crate::{
 const N_PAGES: usize = 256;
 
 /// Paths that take a body, each with a letter.
-const ENDPOINTS: [&str; 16] = [
+const ENDPOINTS: [&str; 18] = [
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/embeddings",
@@ -50,10 +50,12 @@ const ENDPOINTS: [&str; 16] = [
     "/api/embed",
     "/completion",
     "/infill",
+    "/v1/decisions",
+    "/v1/systemone",
 ];
 
 /// Good requests from which the search begins; the letter is the endpoint's place in the list.
-pub(crate) const SEEDS: [&str; 26] = [
+pub(crate) const SEEDS: [&str; 29] = [
     r#"a{"messages":[{"role":"user","content":"Hi"}]}"#,
     r#"a{"model":"demo","messages":[{"role":"system","content":"x"},{"role":"user","content":[{"type":"text","text":"Hi"}]},{"role":"assistant","content":"Ho"},{"role":"user","content":"<|end|>"}],"n":2,"stream":true,"stream_options":{"include_usage":true},"logprobs":true,"top_logprobs":3,"seed":7}"#,
     r#"a{"messages":[{"role":"user","content":"Hi"}],"temperature":0.7,"top_p":0.9,"top_k":5,"min_p":0.1,"typical_p":0.9,"frequency_penalty":0.5,"presence_penalty":-0.5,"repetition_penalty":1.1,"logit_bias":{"5":-100,"6":3},"stop":["a","b"],"max_completion_tokens":9,"ignore_eos":true}"#,
@@ -80,6 +82,9 @@ pub(crate) const SEEDS: [&str; 26] = [
     r#"o{"prompt":"Hi <|end|>","n_predict":9,"stream":true,"n_probs":2,"cache_prompt":true,"id_slot":-1,"seed":-1,"samplers":null}"#,
     r#"o{"prompt":[1,2,3],"n_predict":5,"return_tokens":true,"stop":["a"],"min_p":0.1}"#,
     r#"p{"input_prefix":"a","input_suffix":"b","n_predict":5}"#,
+    r#"q{"input":[{"role":"user","content":"Hi"}],"questions":[{"type":"predicate","instructions":"a"},{"type":"choice","instructions":"b","choices":[{"value":"c"},{"value":true}]},{"type":"score","instructions":"d","levels":[{"label":"e"},{"label":"f"}]}]}"#,
+    r#"q{"input":"Hi","questions":[{"id":"a","type":"yes_no","question":"b"},{"id":"c","type":"choice","question":"d","options":[{"name":"e"},{"name":"f"}]}],"temperature":2}"#,
+    r#"r{"state":{"a":1},"questions":{"b":{"type":"noul","criteria":{"true":"c"}},"d":{"type":"score","criteria":["e","f"]},"g":{"type":"choice","instructions":"h","criteria":{"i":null}}},"permutations":2}"#,
 ];
 
 /// The API with an engine that babbles.
@@ -149,7 +154,7 @@ impl Harness {
                 let is_list = path == "/v1/completions/render";
                 assert!(answer.is_object() || is_list && answer.is_array(), "{answer}");
             }
-            400 | 404 => check_error(path, answer),
+            400 | 404 | 422 => check_error(path, answer),
             _ => panic!("{path} answered {status}: {answer}"),
         }
         self.n_checked.set(self.n_checked.get() + 1);
@@ -215,6 +220,12 @@ fn check_error(path: &str, answer: &str) {
     let error = &answer["error"];
     if path.starts_with("/api/") {
         assert!(error.as_str().is_some_and(|text| text.len() > 5), "{answer}");
+        return;
+    }
+    if path == "/v1/systemone" {
+        let detail = &answer["detail"];
+        let text = detail.as_str().or_else(|| detail[0]["msg"].as_str());
+        assert!(text.is_some_and(|text| text.len() > 5), "{answer}");
         return;
     }
     assert!(

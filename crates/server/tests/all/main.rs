@@ -13,6 +13,7 @@ mod clients;
 mod connections;
 mod context_shift;
 mod cut_calls;
+mod decisions;
 mod defences;
 mod demo;
 mod disconnects;

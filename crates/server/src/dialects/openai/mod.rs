@@ -5,6 +5,7 @@
 
 pub mod chat;
 pub mod completion;
+pub(crate) mod decision;
 pub mod embedding;
 pub(crate) mod items;
 pub mod message;

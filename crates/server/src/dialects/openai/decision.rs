@@ -1,0 +1,359 @@
+//! OpenAI's `POST /v1/decisions`: questions about an input, answers in their order.
+//!
+//! The input may be a conversation. It becomes one text, so that each model reads it as part of one message. Invariant: each part of an
+//! input is read, or refused by its path.
+
+use std::collections::HashMap;
+
+use serde_json::{Value, json};
+use tokenmill::decide::{
+    ChoiceOption, Decision, MAX_LEVELS, MAX_OPTIONS, MAX_QUESTIONS, Question, QuestionKind,
+};
+
+use crate::{
+    ApiError,
+    dialects::json_object::{JsonObject, text_of},
+};
+
+/// Why images are refused.
+const NO_IMAGES: &str = "images are not supported in decisions";
+
+/// Fields that describe an item or a part, and change nothing.
+const LABELS: [&str; 8] = [
+    "type",
+    "id",
+    "status",
+    "phase",
+    "namespace",
+    "annotations",
+    "logprobs",
+    "prompt_cache_breakpoint",
+];
+
+/// Questions in order.
+#[derive(Clone, Debug)]
+pub(crate) struct Questions {
+    names: Vec<Option<String>>,
+    pub(crate) questions: Vec<Question>,
+    /// The values of each question's options: texts and booleans of a choice, labels of levels.
+    values: Vec<Vec<Value>>,
+}
+
+impl Questions {
+    /// Reads the questions of a request.
+    ///
+    /// # Errors
+    /// The first fault, with its path.
+    pub(crate) fn parse(values: &[Value]) -> Result<Self, ApiError> {
+        if values.len() > MAX_QUESTIONS {
+            let reason = format!("{} questions, expected 1 to {MAX_QUESTIONS}", values.len());
+            return Err(ApiError::invalid("questions", reason));
+        }
+        let mut parsed = Self {
+            names: Vec::new(),
+            questions: Vec::new(),
+            values: Vec::new(),
+        };
+        for (question_idx, value) in values.iter().enumerate() {
+            let object = JsonObject::of(format!("questions[{question_idx}]"), value)?;
+            let (question, values) = question(&object)?;
+            parsed.names.push(object.string_if("name")?.map(str::to_owned));
+            parsed.questions.push(question);
+            parsed.values.push(values);
+        }
+        Ok(parsed)
+    }
+
+    /// Writes the answers in the order of the questions.
+    pub(crate) fn answers(&self, decisions: &[Decision]) -> Vec<Value> {
+        let asked = self.names.iter().zip(&self.questions).zip(&self.values);
+        let answers = asked
+            .zip(decisions)
+            .map(|(((name, question), values), decision)| {
+                let mut answer = answer(question, values, decision);
+                answer["name"] = name.as_deref().into();
+                answer["x_label_mass"] = decision.label_mass.into();
+                answer
+            });
+        answers.collect()
+    }
+}
+
+fn question(object: &JsonObject<'_>) -> Result<(Question, Vec<Value>), ApiError> {
+    let mut values = Vec::new();
+    let kind = match object.string("type")? {
+        "predicate" => {
+            object.refuse_others(&["type", "name", "instructions"])?;
+            QuestionKind::Predicate {
+                yes: String::new(),
+                no: String::new(),
+            }
+        }
+        "choice" => {
+            object.refuse_others(&["type", "name", "instructions", "choices"])?;
+            let mut options = Vec::new();
+            for (idx, value) in object.list("choices", 2..=MAX_OPTIONS)?.iter().enumerate() {
+                let choice = JsonObject::of(format!("{}[{idx}]", object.inner("choices")), value)?;
+                choice.refuse_others(&["value", "description"])?;
+                let (name, value) = match choice.get("value") {
+                    Some(value @ Value::String(name)) => (name.clone(), value),
+                    Some(value @ Value::Bool(is_true)) => (is_true.to_string(), value),
+                    _ => {
+                        return Err(ApiError::invalid(
+                            choice.inner("value"),
+                            "expected a text or a boolean",
+                        ));
+                    }
+                };
+                if values.contains(value) {
+                    return Err(ApiError::invalid(
+                        choice.inner("value"),
+                        "another choice has this value",
+                    ));
+                }
+                values.push(value.clone());
+                options.push(ChoiceOption {
+                    name,
+                    description: choice.string_if("description")?.unwrap_or_default().to_owned(),
+                });
+            }
+            QuestionKind::Choice(options)
+        }
+        "score" => {
+            object.refuse_others(&["type", "name", "instructions", "levels"])?;
+            let mut levels = Vec::new();
+            for (idx, value) in object.list("levels", 2..=MAX_LEVELS)?.iter().enumerate() {
+                let level = JsonObject::of(format!("{}[{idx}]", object.inner("levels")), value)?;
+                level.refuse_others(&["label", "description"])?;
+                let label = level.string("label")?;
+                values.push(label.into());
+                levels.push(match level.string_if("description")?.unwrap_or_default() {
+                    "" => label.to_owned(),
+                    description => format!("{label} - {description}"),
+                });
+            }
+            QuestionKind::Score(levels)
+        }
+        _ => {
+            return Err(ApiError::invalid(
+                object.inner("type"),
+                "expected `predicate`, `choice` or `score`",
+            ));
+        }
+    };
+    let instructions = content(object, "instructions")?;
+    if instructions.trim().is_empty() {
+        return Err(ApiError::invalid(object.inner("instructions"), "is empty"));
+    }
+    Ok((Question { instructions, kind }, values))
+}
+
+fn answer(question: &Question, values: &[Value], decision: &Decision) -> Value {
+    let pairs = values.iter().zip(&decision.probabilities);
+    match &question.kind {
+        QuestionKind::Predicate { .. } => {
+            json!({ "type": "predicate", "probability": decision.probabilities[0] })
+        }
+        QuestionKind::Choice(_) => {
+            let probabilities =
+                pairs.map(|(value, probability)| json!({ "value": value, "probability": probability }));
+            json!({
+                "type": "choice",
+                "choice": values[decision.likeliest()],
+                "confidence": decision.choice_confidence(),
+                "probabilities": probabilities.collect::<Vec<_>>(),
+            })
+        }
+        QuestionKind::Score(_) => {
+            let probabilities = pairs.enumerate().map(|(level, (label, probability))| {
+                json!({ "value": level, "label": label, "probability": probability })
+            });
+            json!({
+                "type": "score",
+                "score": decision.expected_level(),
+                "confidence": decision.score_confidence(),
+                "probabilities": probabilities.collect::<Vec<_>>(),
+            })
+        }
+    }
+}
+
+/// Returns the text of an input: a text itself, the text of a single message of the user, or a conversation with the roles.
+///
+/// # Errors
+/// An item or a part that cannot be read, with its path.
+pub(crate) fn input_text(input: &Value) -> Result<String, ApiError> {
+    let items = match input {
+        Value::String(text) => return Ok(text.clone()),
+        Value::Array(items) if !items.is_empty() => items,
+        _ => return Err(ApiError::invalid("input", "expected a text or a list of items")),
+    };
+    let mut calls = HashMap::new();
+    let mut texts = Vec::with_capacity(items.len());
+    for (idx, value) in items.iter().enumerate() {
+        let item = JsonObject::of(format!("input[{idx}]"), value)?;
+        let text = item_text(&item, &mut calls)?;
+        if let ([_], Some("user")) = (&items[..], item.string_if("role")?) {
+            return content(&item, "content");
+        }
+        texts.push(text);
+    }
+    Ok(texts.join("\n\n"))
+}
+
+/// Writes an item of a conversation. `calls` are the names of the tools that were called, by the ids of the calls.
+fn item_text<'a>(item: &JsonObject<'a>, calls: &mut HashMap<&'a str, &'a str>) -> Result<String, ApiError> {
+    let check = |own: &[&str]| item.refuse_others(&[&LABELS[..], own].concat());
+    match item.string_if("type")?.unwrap_or("message") {
+        "message" => {
+            check(&["role", "content"])?;
+            let role = match item.string("role")? {
+                "user" => "User",
+                "assistant" => "Assistant",
+                "system" => "System",
+                "developer" => "Developer",
+                _ => return Err(ApiError::invalid(item.inner("role"), "is no role")),
+            };
+            Ok(format!("{role}: {}", content(item, "content")?))
+        }
+        kind @ ("function_call" | "custom_tool_call") => {
+            let given = if kind == "function_call" {
+                "arguments"
+            } else {
+                "input"
+            };
+            check(&["call_id", "name", given])?;
+            let name = item.string("name")?;
+            calls.insert(item.string("call_id")?, name);
+            Ok(format!("Assistant calls {name}: {}", item.string(given)?))
+        }
+        "function_call_output" | "custom_tool_call_output" => {
+            check(&["call_id", "output"])?;
+            let Some(name) = calls.get(item.string("call_id")?) else {
+                return Err(ApiError::invalid(
+                    item.inner("call_id"),
+                    "no call before it has this id",
+                ));
+            };
+            Ok(format!("Result of {name}: {}", content(item, "output")?))
+        }
+        _ => Err(ApiError::invalid(
+            item.inner("type"),
+            "expected a message, a call of a tool or its output",
+        )),
+    }
+}
+
+/// Returns the text of a field that is a text or a list of parts.
+fn content(object: &JsonObject<'_>, name: &str) -> Result<String, ApiError> {
+    let parts = match object.get(name) {
+        Some(Value::String(text)) => return Ok(text.clone()),
+        Some(Value::Array(parts)) => parts,
+        Some(_) => {
+            return Err(ApiError::invalid(
+                object.inner(name),
+                "expected a text or a list of parts",
+            ));
+        }
+        None => return Err(ApiError::invalid(object.inner(name), "this field is required")),
+    };
+    let mut texts = Vec::with_capacity(parts.len());
+    for (idx, value) in parts.iter().enumerate() {
+        let part = JsonObject::of(format!("{}[{idx}]", object.inner(name)), value)?;
+        let check = |own: &str| part.refuse_others(&[&LABELS[..], &[own]].concat());
+        texts.push(match part.string("type")? {
+            "input_text" | "output_text" => {
+                check("text")?;
+                part.string("text")?.to_owned()
+            }
+            "refusal" => {
+                check("refusal")?;
+                part.string("refusal")?.to_owned()
+            }
+            "input_json" => {
+                check("data")?;
+                match part.get("data") {
+                    Some(data @ (Value::Object(_) | Value::Array(_))) => text_of(part.inner("data"), data)?,
+                    _ => {
+                        return Err(ApiError::invalid(
+                            part.inner("data"),
+                            "expected an object or a list",
+                        ));
+                    }
+                }
+            }
+            "input_image" => {
+                return Err(ApiError::UnsupportedField {
+                    param: part.path,
+                    reason: NO_IMAGES,
+                });
+            }
+            _ => {
+                return Err(ApiError::invalid(
+                    part.inner("type"),
+                    "expected `input_text` or `input_json`",
+                ));
+            }
+        });
+    }
+    Ok(texts.join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_conversation_becomes_one_text() {
+        let check = |input: Value, expected: &str| assert_eq!(input_text(&input).unwrap(), expected);
+        check(json!("as it is"), "as it is");
+        check(json!([{ "role": "user", "content": "alone" }]), "alone");
+        let parts =
+            json!([{ "type": "input_text", "text": "a" }, { "type": "input_json", "data": { "b": 1 } }]);
+        check(
+            json!([{ "type": "message", "role": "user", "content": parts }]),
+            "a\n{\"b\":1}",
+        );
+        check(
+            json!([
+                { "role": "system", "content": "Be kind." },
+                { "role": "user", "content": "Weather?" },
+                { "type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}" },
+                { "type": "function_call_output", "call_id": "c", "output": "rain" },
+                { "role": "assistant", "content": [{ "type": "output_text", "text": "It rains." }] },
+            ]),
+            "System: Be kind.\n\nUser: Weather?\n\nAssistant calls weather: {}\n\nResult of weather: rain\n\nAssistant: It rains.",
+        );
+    }
+
+    #[test]
+    fn a_fault_of_an_input_has_its_path() {
+        let image = json!({ "type": "input_image", "image_url": "data:," });
+        for (input, path) in [
+            (json!(3), "input"),
+            (json!([]), "input"),
+            (json!(["a"]), "input[0]"),
+            (json!([{ "role": "robot", "content": "a" }]), "input[0].role"),
+            (json!([{ "role": "user" }]), "input[0].content"),
+            (
+                json!([{ "role": "user", "content": "a", "mood": 1 }]),
+                "input[0].mood",
+            ),
+            (
+                json!([{ "role": "user", "content": [image] }]),
+                "input[0].content[0]",
+            ),
+            (
+                json!([{ "role": "user", "content": [{ "type": "audio" }] }]),
+                "input[0].content[0].type",
+            ),
+            (json!([{ "type": "reasoning" }]), "input[0].type"),
+            (
+                json!([{ "type": "function_call_output", "call_id": "c", "output": "a" }]),
+                "input[0].call_id",
+            ),
+        ] {
+            assert_eq!(input_text(&input).unwrap_err().param(), Some(path), "{input}");
+        }
+    }
+}

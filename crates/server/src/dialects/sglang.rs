@@ -1,0 +1,169 @@
+//! SGLang's shape of `POST /v1/decisions`: questions with ids, answers in a map.
+//!
+//! It shares its path with OpenAI's, from which its questions differ. Invariant: a request of both shapes is refused.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Map, Value, json};
+use tokenmill::decide::{
+    ChoiceOption, DECISION_PROMPT_VERSION, Decision, MAX_LEVELS, MAX_OPTIONS, MAX_QUESTIONS, Question,
+    QuestionKind,
+};
+
+use super::json_object::{JsonObject, text_of};
+use crate::ApiError;
+
+/// Questions with ids.
+#[derive(Clone, Debug)]
+pub(crate) struct Questions {
+    ids: Vec<String>,
+    pub(crate) questions: Vec<Question>,
+}
+
+/// Whether a question has this shape.
+pub(crate) fn is_own(question: &Value) -> bool {
+    question.get("id").is_some() || question.get("question").is_some()
+}
+
+/// Returns the text of an input.
+///
+/// # Errors
+/// A value that is no text, object or list, or an empty one.
+pub(crate) fn input_text(input: &Value) -> Result<String, ApiError> {
+    let text = text_of("input", input)?;
+    if text.trim().is_empty() {
+        return Err(ApiError::invalid("input", "expected a text that is not empty"));
+    }
+    Ok(text)
+}
+
+impl Questions {
+    /// Reads the questions of a request.
+    ///
+    /// # Errors
+    /// The first fault, with its path.
+    pub(crate) fn parse(values: &[Value]) -> Result<Self, ApiError> {
+        if values.len() > MAX_QUESTIONS {
+            let reason = format!("{} questions, expected 1 to {MAX_QUESTIONS}", values.len());
+            return Err(ApiError::invalid("questions", reason));
+        }
+        let mut parsed = Self {
+            ids: Vec::new(),
+            questions: Vec::new(),
+        };
+        let mut seen = BTreeSet::new();
+        for (question_idx, value) in values.iter().enumerate() {
+            let object = JsonObject::of(format!("questions[{question_idx}]"), value)?;
+            let id = object.string("id")?;
+            if id.trim().is_empty() || !seen.insert(id) {
+                return Err(ApiError::invalid(
+                    object.inner("id"),
+                    "expected a text that no other question has",
+                ));
+            }
+            parsed.ids.push(id.to_owned());
+            parsed.questions.push(question(&object)?);
+        }
+        Ok(parsed)
+    }
+
+    /// Writes the answers: a map from the questions' ids.
+    pub(crate) fn answers(&self, decisions: &[Decision]) -> Map<String, Value> {
+        let asked = self.ids.iter().zip(&self.questions).zip(decisions);
+        asked
+            .map(|((id, question), decision)| (id.clone(), answer(question, decision)))
+            .collect()
+    }
+}
+
+/// Checks the version of the prompts that a request asks for.
+///
+/// # Errors
+/// Another version than this server's.
+pub(crate) fn check_version(version: Option<u32>) -> Result<(), ApiError> {
+    match version {
+        Some(version) if version != DECISION_PROMPT_VERSION => Err(ApiError::invalid(
+            "prompt_format_version",
+            format!("{version} is not served; this server's prompts have version {DECISION_PROMPT_VERSION}"),
+        )),
+        _ => Ok(()),
+    }
+}
+
+fn question(object: &JsonObject<'_>) -> Result<Question, ApiError> {
+    let kind = match object.string("type")? {
+        "choice" => {
+            object.refuse_others(&["id", "type", "question", "options"])?;
+            let options = object.list("options", 2..=MAX_OPTIONS)?.iter().enumerate();
+            let option = |(idx, value)| {
+                let option = JsonObject::of(format!("{}[{idx}]", object.inner("options")), value)?;
+                option.refuse_others(&["name", "description"])?;
+                let name = option.string("name")?;
+                if name.trim().is_empty() {
+                    return Err(ApiError::invalid(option.inner("name"), "is empty"));
+                }
+                Ok(ChoiceOption {
+                    name: name.to_owned(),
+                    description: option.text("description")?,
+                })
+            };
+            let options: Vec<ChoiceOption> = options.map(option).collect::<Result<_, ApiError>>()?;
+            let mut names = BTreeSet::new();
+            if let Some(idx) = options.iter().position(|option| !names.insert(&option.name)) {
+                let path = format!("{}[{idx}].name", object.inner("options"));
+                return Err(ApiError::invalid(path, "another option has this name"));
+            }
+            QuestionKind::Choice(options)
+        }
+        "score" => {
+            object.refuse_others(&["id", "type", "question", "levels"])?;
+            let levels = object.list("levels", 2..=MAX_LEVELS)?.iter().enumerate();
+            let level = |(idx, value)| text_of(format!("{}[{idx}]", object.inner("levels")), value);
+            QuestionKind::Score(levels.map(level).collect::<Result<_, _>>()?)
+        }
+        "yes_no" => {
+            object.refuse_others(&["id", "type", "question", "yes", "no"])?;
+            QuestionKind::Predicate {
+                yes: object.text("yes")?,
+                no: object.text("no")?,
+            }
+        }
+        _ => {
+            return Err(ApiError::invalid(
+                object.inner("type"),
+                "expected `choice`, `score` or `yes_no`",
+            ));
+        }
+    };
+    Ok(Question {
+        instructions: object.required_text("question")?,
+        kind,
+    })
+}
+
+fn answer(question: &Question, decision: &Decision) -> Value {
+    let (kind, names) = match &question.kind {
+        QuestionKind::Predicate { .. } => ("yes_no", vec!["yes".to_owned(), "no".to_owned()]),
+        QuestionKind::Choice(options) => {
+            let names = options.iter().map(|option| option.name.clone());
+            ("choice", names.collect())
+        }
+        QuestionKind::Score(levels) => {
+            let numbers = (0..levels.len()).map(|level| level.to_string());
+            ("score", numbers.collect())
+        }
+    };
+    let likeliest = names[decision.likeliest()].clone();
+    let values = decision.probabilities.iter().map(|&value| Value::from(value));
+    let mut answer = json!({
+        "type": kind,
+        "probabilities": names.into_iter().zip(values).collect::<Map<_, _>>(),
+        "label_mass": decision.label_mass,
+    });
+    match kind {
+        "choice" => answer["choice"] = likeliest.into(),
+        "score" => answer["score"] = decision.expected_level().into(),
+        _ => {}
+    }
+    answer
+}

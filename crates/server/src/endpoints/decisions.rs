@@ -1,0 +1,243 @@
+//! `POST /v1/systemone` and `POST /v1/decisions`: typed questions about a state, answered with probabilities.
+//!
+//! Both ask the same of the model; the dialects differ in their questions and answers. Invariant: a client that leaves cancels its
+//! questions.
+
+use std::sync::Arc;
+
+use axum::{
+    Json,
+    response::{IntoResponse, Response},
+};
+use serde_json::{Map, Value, json};
+use tokenmill::{
+    Error,
+    decide::{
+        DECISION_PROMPT_VERSION, DecideError, DecideParams, Decision, Question, SystemOneQuestions,
+        state_text,
+    },
+};
+
+use crate::{
+    ApiError, App,
+    app::{Call, off_thread::off_thread},
+    dialects::{openai::decision, sglang},
+    requests::{
+        fields::{label, only, refused},
+        request_table::request,
+    },
+};
+
+const NO_IMAGES: &str = "images are not supported in decisions";
+const NO_VARIABLES: &str = "reasoning is always switched off, and other variables are options of the server";
+
+request! {
+    /// A request of the System One API.
+    pub(super) struct SystemOneRequest {
+        required {
+            /// The content that the questions are about.
+            state: Value = "a text, or an object or a list, which the model sees as compact JSON",
+            /// Questions by name.
+            questions: Map<String, Value> = "questions by name, each with `type` (`noul`, `choice` or `score`), `instructions` and `criteria`",
+        }
+        optional {
+            /// Model name.
+            model: String = "",
+            /// Number of orders of the options.
+            permutations: usize = "asks each question in so many orders of its options and averages the probabilities; 1 by default",
+            /// Separates cached prompts.
+            cache_salt: String = "separates the cached prompts of requests with another one, as in vLLM",
+        }
+        others {
+            label("request_id"),
+            refused("instructions", "put them into the questions' `instructions` or the state"),
+            refused("chat_template_kwargs", NO_VARIABLES),
+            refused("assets", NO_IMAGES),
+            refused("images", NO_IMAGES),
+            refused("files", NO_IMAGES),
+            refused("audio", "the model reads texts"),
+            refused("videos", "the model reads texts"),
+            only("joint", &["false"], "each question is asked by itself"),
+            only("priority", &["0"], "the questions of a request are asked in its order"),
+        }
+    }
+}
+
+request! {
+    /// A request of OpenAI's or SGLang's API.
+    pub(super) struct DecisionRequest {
+        required {
+            /// The content that the questions are about.
+            input: Value = "a text, or a list of messages, calls of tools and their outputs, which the model sees as one text; in SGLang's shape a text or any JSON",
+            /// The questions.
+            questions: Vec<Value> = "OpenAI's (`predicate`, `choice`, `score`, with `instructions`) or SGLang's (`yes_no`, `choice`, `score`, with `id` and `question`)",
+        }
+        optional {
+            /// Model name.
+            model: String = "",
+            /// Number of orders of the options.
+            permutations: usize = "asks each question in so many orders of its options and averages the probabilities; 1 by default",
+            /// Temperature of the softmax.
+            temperature: f64 = "divides the logits of the labels, in SGLang's shape only; 1 by default",
+            /// Version of the prompts.
+            prompt_format_version: u32 = "1, in SGLang's shape only",
+        }
+        others {
+            label("safety_identifier"),
+            label("prompt_cache_key"),
+            label("prompt_cache_options"),
+            only("return_prompt_token_ids", &["false"], "`/v1/chat/completions/render` gives the tokens of prompts"),
+            refused("chat_template_kwargs", NO_VARIABLES),
+            refused("images", NO_IMAGES),
+        }
+    }
+}
+
+/// The answers to a request's questions, and its tokens.
+struct Decided {
+    decisions: Vec<Decision>,
+    n_prompt_tokens: usize,
+    n_cached_tokens: usize,
+}
+
+/// Answers a request of the System One API.
+pub(super) async fn system_one(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
+    let request: SystemOneRequest = call.read(SystemOneRequest::TABLE.fields())?;
+    app.model.check_own_name(request.model.as_deref())?;
+    let unplaced = |error: DecideError| refusal(error.into(), &|_| "questions".to_owned());
+    let state = state_text(&request.state).map_err(unplaced)?;
+    let asked = SystemOneQuestions::parse(&request.questions).map_err(unplaced)?;
+    let params = DecideParams {
+        permutations: request.permutations.unwrap_or(1),
+        cache_salt: call.tenant.cache_salt(request.cache_salt.as_deref()),
+        ..DecideParams::default()
+    };
+    let place = |question_idx: usize| format!("questions.{}", asked.names()[question_idx]);
+    let questions = asked.questions().to_vec();
+    let decided = decide(&app, &call, state, questions, params, &place).await?;
+    let reply = json!({
+        "model": app.model.name(),
+        "answers": asked.answers(&decided.decisions),
+        "usage": {
+            "input_tokens": decided.n_prompt_tokens,
+            "input_tokens_details": { "cached_tokens": decided.n_cached_tokens },
+            "output_tokens": 0,
+        },
+    });
+    Ok(Json(reply).into_response())
+}
+
+/// Answers a request of OpenAI's or SGLang's API.
+pub(super) async fn decisions(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
+    let request: DecisionRequest = call.read(DecisionRequest::TABLE.fields())?;
+    app.model.check_own_name(request.model.as_deref())?;
+    let params = DecideParams {
+        permutations: request.permutations.unwrap_or(1),
+        temperature: request.temperature.unwrap_or(1.0),
+        cache_salt: call.tenant.cache_salt(None),
+        ..DecideParams::default()
+    };
+    let place = |question_idx: usize| format!("questions[{question_idx}]");
+    let n_sglang = request
+        .questions
+        .iter()
+        .filter(|question| sglang::is_own(question))
+        .count();
+    if n_sglang == 0 {
+        for (name, is_given) in [
+            ("temperature", request.temperature.is_some()),
+            ("prompt_format_version", request.prompt_format_version.is_some()),
+        ] {
+            if is_given {
+                let reason = "goes with questions in SGLang's shape, which have `id` and `question`";
+                return Err(ApiError::invalid(name, reason));
+            }
+        }
+        let state = decision::input_text(&request.input)?;
+        let asked = decision::Questions::parse(&request.questions)?;
+        let decided = decide(&app, &call, state, asked.questions.clone(), params, &place).await?;
+        let reply = json!({
+            "model": app.model.name(),
+            "answers": asked.answers(&decided.decisions),
+            "usage": {
+                "input_tokens": decided.n_prompt_tokens,
+                "input_tokens_details": { "cached_tokens": decided.n_cached_tokens, "cache_write_tokens": 0 },
+                "output_tokens": 0,
+                "output_tokens_details": { "reasoning_tokens": 0 },
+                "total_tokens": decided.n_prompt_tokens,
+            },
+        });
+        return Ok(Json(reply).into_response());
+    }
+    if n_sglang < request.questions.len() {
+        let reason = "some have OpenAI's shape and others SGLang's, with `id` and `question`";
+        return Err(ApiError::invalid("questions", reason));
+    }
+    sglang::check_version(request.prompt_format_version)?;
+    let state = sglang::input_text(&request.input)?;
+    let asked = sglang::Questions::parse(&request.questions)?;
+    let decided = decide(&app, &call, state, asked.questions.clone(), params, &place).await?;
+    let reply = json!({
+        "object": "decisions",
+        "model": app.model.name(),
+        "prompt_format_version": DECISION_PROMPT_VERSION,
+        "answers": asked.answers(&decided.decisions),
+        "usage": {
+            "prompt_tokens": decided.n_prompt_tokens,
+            "prompt_tokens_details": { "cached_tokens": decided.n_cached_tokens },
+            "completion_tokens": 0,
+            "total_tokens": decided.n_prompt_tokens,
+        },
+    });
+    Ok(Json(reply).into_response())
+}
+
+/// Asks the model. `place` names the field of a question.
+async fn decide(
+    app: &Arc<App>,
+    call: &Call,
+    state: String,
+    questions: Vec<Question>,
+    params: DecideParams,
+    place: &(dyn Fn(usize) -> String + Sync),
+) -> Result<Decided, ApiError> {
+    let params = DecideParams {
+        deadline: app.config.request_timeout,
+        ..params
+    };
+    // Each question repeats the state, so a small request can have much text to encode.
+    let turn = app.intake.turn(&app.config).await?;
+    let model = app.model.model().clone();
+    let begun = off_thread(move || model.start_deciding(&state, &questions, &params)).await?;
+    drop(turn);
+    let mut answers = begun.map_err(|error| refusal(error, place))?;
+    call.tally.add_prompt(answers.n_prompt_tokens());
+    let mut decisions = Vec::new();
+    while let Some(decision) = answers.next_decision().await {
+        decisions.push(decision.map_err(|error| refusal(error, place))?);
+    }
+    Ok(Decided {
+        decisions,
+        n_prompt_tokens: answers.n_prompt_tokens(),
+        n_cached_tokens: answers.n_cached_tokens(),
+    })
+}
+
+/// Names the field at fault.
+fn refusal(error: Error, place: &dyn Fn(usize) -> String) -> ApiError {
+    let Error::Decide(error) = error else {
+        return error.into();
+    };
+    let reason = error.to_string();
+    match error {
+        DecideError::NoNumbers { .. } => ApiError::Internal { reason },
+        DecideError::OpenReasoning | DecideError::AnswerHead => ApiError::invalid("model", reason),
+        DecideError::Json { path, reason } => ApiError::invalid(path, reason),
+        DecideError::Permutations { .. } => ApiError::invalid("permutations", reason),
+        DecideError::Temperature { .. } => ApiError::invalid("temperature", reason),
+        error => {
+            let place = error.question_idx().map(place);
+            ApiError::invalid(place.unwrap_or_else(|| "questions".to_owned()), reason)
+        }
+    }
+}
