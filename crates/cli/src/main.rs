@@ -121,6 +121,7 @@ commands! {
     Detokenize => detokenize;
     ApplyTemplate => apply_template;
     Batch => batch;
+    Decide => decide;
     Perplexity => perplexity;
     Compare => compare;
     Convert => convert;

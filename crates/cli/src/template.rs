@@ -81,6 +81,11 @@ impl TemplateArgs {
             || self.chat_template_kwargs.is_some()
     }
 
+    /// Says whether an option asks for reasoning.
+    pub(crate) fn asks_to_reason(&self) -> bool {
+        self.reasoning == Some(Reasoning::On)
+    }
+
     /// Makes the template's path relative to a folder.
     pub(crate) fn move_below(&mut self, folder: &Path) {
         if let Some(path) = &mut self.template {

@@ -8,6 +8,7 @@ pub(crate) mod chat;
 pub(crate) mod compare;
 pub(crate) mod completions;
 pub(crate) mod convert;
+pub(crate) mod decide;
 pub(crate) mod detokenize;
 pub(crate) mod devices;
 pub(crate) mod doctor;

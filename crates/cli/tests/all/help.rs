@@ -32,6 +32,7 @@ fn every_command_explains_itself_with_examples() {
         "detokenize",
         "apply-template",
         "batch",
+        "decide",
         "perplexity",
         "compare",
         "convert",

@@ -12,6 +12,7 @@ mod chat;
 mod commands;
 mod context_shift;
 mod convert;
+mod decide;
 mod demo;
 #[cfg(target_os = "linux")]
 mod disk;

@@ -1,0 +1,193 @@
+//! `decide`: answers typed questions about a text with probabilities.
+//!
+//! The questions have the form of the System One API, and so has the JSON of the answers. Invariant: nothing is generated.
+
+use std::{
+    fmt::Write as _,
+    path::{Path, PathBuf},
+};
+
+use serde_json::{Map, Value, json};
+use tokenmill::{
+    KvCache,
+    decide::{DecideParams, Decision, Question, QuestionKind, SystemOneQuestions},
+};
+
+use crate::{
+    failure::Failure,
+    input::{read_stdin, read_text},
+    interrupt,
+    load::{LoadArgs, load},
+    output,
+    template::TemplateArgs,
+    visible::visible,
+};
+
+/// Questions that are computed side by side, at most.
+const MAX_SEQS: usize = 16;
+
+/// Characters of the bar of a certain option.
+const BAR_WIDTH: usize = 32;
+
+/// Answer questions about a text with probabilities.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:\n  \
+    tokenmill decide model.gguf --state mail.txt --questions questions.json\n  \
+    echo 'The card was stolen.' | tokenmill decide demo --state - --questions questions.json --json\n\n\
+    The questions are a JSON object, as in requests to /v1/systemone:\n  \
+    {\"fraud\": {\"type\": \"noul\", \"instructions\": \"Is it fraud?\"},\n   \
+    \"team\": {\"type\": \"choice\", \"instructions\": \"Who takes it?\", \"criteria\": {\"cards\": \"card desk\", \"loans\": null}},\n   \
+    \"risk\": {\"type\": \"score\", \"instructions\": \"How urgent?\", \"criteria\": [\"can wait\", \"today\", \"now\"]}}\n\n\
+    The label mass is the share of the model's probability that the options have together. Near 0 the model wanted to write something else.")]
+pub(crate) struct Args {
+    /// A GGUF file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY[:TYPE] of the Hub, NAME:TAG of Ollama, or `demo`
+    model: PathBuf,
+    /// The text that the questions are about; - reads standard input
+    #[arg(long, value_name = "FILE")]
+    state: PathBuf,
+    /// The questions, a JSON object from names to questions
+    #[arg(long, value_name = "FILE")]
+    questions: PathBuf,
+    /// Ask each question in N orders of its options, and average the probabilities
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    permutations: usize,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    template: TemplateArgs,
+    #[command(flatten)]
+    load: LoadArgs,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    interrupt::ends_at_once()?;
+    if args.template.asks_to_reason() {
+        return Err(Failure::usage(
+            "`--reasoning on` leaves no place for a label; decisions are made without reasoning",
+        ));
+    }
+    let asked = read_questions(&args.questions)?;
+    let state = if args.state == Path::new("-") {
+        read_stdin()?
+    } else {
+        read_text(&args.state)?
+    };
+    let mut options = args.load.options()?;
+    options.n_seqs = (asked.questions().len())
+        .saturating_mul(args.permutations)
+        .clamp(1, MAX_SEQS);
+    // They share the text.
+    options.kv_cache = KvCache::Contexts(1);
+    args.template.add_to(&mut options)?;
+    let model = load(&args.load.fetch.resolve(&args.model)?, &options)?;
+    let params = DecideParams {
+        permutations: args.permutations,
+        ..DecideParams::default()
+    };
+    // A file and a pipe end with a line break that is no part of the text.
+    let state = state.trim_end_matches(['\r', '\n']);
+    let mut answers = model.start_deciding(state, asked.questions(), &params)?;
+    let decisions = answers.by_ref().collect::<Result<Vec<_>, _>>()?;
+    if args.json {
+        return output::print_json(&json!({
+            "model": model.name(),
+            "answers": asked.answers(&decisions),
+            "usage": {
+                "input_tokens": answers.n_prompt_tokens(),
+                "input_tokens_details": { "cached_tokens": answers.n_cached_tokens() },
+                "output_tokens": 0,
+            },
+        }));
+    }
+    let rows = asked.names().iter().zip(asked.questions()).zip(&decisions);
+    let tables: Vec<String> = rows
+        .map(|((name, question), decision)| table(name, question, decision))
+        .collect();
+    output::print(&tables.join("\n"))
+}
+
+/// Reads the questions of a file.
+fn read_questions(path: &Path) -> Result<SystemOneQuestions, Failure> {
+    let text = read_text(path)?;
+    let value: Value = serde_json::from_str(&text)
+        .map_err(|error| Failure::input(format!("{} is not JSON: {error}", path.display())))?;
+    let map: &Map<String, Value> = value.as_object().ok_or_else(|| {
+        Failure::input(format!("{} is not a JSON object", path.display()))
+            .hint("`tokenmill decide --help` has an example")
+    })?;
+    SystemOneQuestions::parse(map).map_err(|error| Failure::input(format!("{}: {error}", path.display())))
+}
+
+/// Writes the answer to a question, with a bar for each option.
+fn table(name: &str, question: &Question, decision: &Decision) -> String {
+    let names: Vec<String> = match &question.kind {
+        QuestionKind::Predicate { .. } => vec!["yes".to_owned(), "no".to_owned()],
+        QuestionKind::Choice(options) => options
+            .iter()
+            .map(|option| visible(&option.name).into())
+            .collect(),
+        QuestionKind::Score(levels) => (levels.iter().enumerate())
+            .map(|(level, text)| format!("{level} {}", visible(text)))
+            .collect(),
+    };
+    let said = match &question.kind {
+        QuestionKind::Predicate { .. } => format!("yes with {:.3}", decision.probabilities[0]),
+        QuestionKind::Choice(_) => format!(
+            "{}, confidence {:.3}",
+            names[decision.likeliest()],
+            decision.choice_confidence()
+        ),
+        QuestionKind::Score(_) => format!(
+            "{:.2} of 0 to {}, confidence {:.3}",
+            decision.expected_level(),
+            names.len() - 1,
+            decision.score_confidence()
+        ),
+    };
+    let mut text = format!(
+        "{}: {said} (label mass {:.3})\n",
+        visible(name),
+        decision.label_mass
+    );
+    let width = names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
+    for (name, &probability) in names.iter().zip(&decision.probabilities) {
+        let bar = "█".repeat((probability * BAR_WIDTH as f64).round() as usize);
+        let row = format!("  {name:width$}  {probability:.3}  {bar}");
+        writeln!(text, "{}", row.trim_end()).expect("writing to a string does not fail");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_option_has_a_bar() {
+        let decision = |probabilities: &[f64]| Decision {
+            probabilities: probabilities.to_vec(),
+            label_mass: 0.9,
+        };
+        assert_eq!(
+            table("fraud", &Question::predicate("Is it?"), &decision(&[0.25, 0.75])),
+            "fraud: yes with 0.250 (label mass 0.900)\n  yes  0.250  ████████\n  no   0.750  ████████████████████████\n"
+        );
+        assert_eq!(
+            table(
+                "team",
+                &Question::choice("Who?", ["cards", "loans"]),
+                &decision(&[1.0, 0.0])
+            ),
+            "team: cards, confidence 1.000 (label mass 0.900)\n  cards  1.000  ████████████████████████████████\n  loans  0.000\n"
+        );
+        assert_eq!(
+            table(
+                "risk",
+                &Question::score("How?", ["low", "high"]),
+                &decision(&[0.5, 0.5])
+            ),
+            "risk: 0.50 of 0 to 1, confidence 0.000 (label mass 0.900)\n  0 low   0.500  ████████████████\n  1 high  0.500  ████████████████\n"
+        );
+    }
+}

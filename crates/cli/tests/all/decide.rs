@@ -1,0 +1,75 @@
+//! `decide` on the built-in model.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use crate::support::{arg, tokenmill, tokenmill_with};
+
+const STATE: &str = "The cat sat on the mat, and the dog was sad.\n";
+
+#[test]
+fn decide_prints_bars_and_json() {
+    let folder = tempfile::tempdir().unwrap();
+    let [state, questions, bad] =
+        ["state.txt", "questions.json", "bad.json"].map(|name| folder.path().join(name));
+    fs::write(&state, STATE).unwrap();
+    let asked = json!({
+        "sad": { "type": "noul", "instructions": "Was the dog sad?" },
+        "who": { "type": "choice", "instructions": "Who sat?", "criteria": { "cat": "an animal", "dog": null } },
+        "mood": { "type": "score", "instructions": "How happy is the dog?", "criteria": ["sad", "calm", "happy"] },
+    });
+    fs::write(&questions, asked.to_string()).unwrap();
+    let ask = |state: &str, more: &[&str]| {
+        let args = ["decide", "demo", "--state", state, "--questions", arg(&questions)];
+        tokenmill_with(&[&args[..], more].concat(), STATE).ok()
+    };
+    let text = ask(arg(&state), &[]);
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines.len(), 3 + 7 + 2, "{text}");
+    for (line, begin) in [
+        (0, "sad: yes with 0."),
+        (1, "  yes  0."),
+        (4, "who: "),
+        (5, "  cat  0."),
+        (8, "mood: "),
+        (11, "  2 happy  0."),
+    ] {
+        assert!(lines[line].starts_with(begin), "{text}");
+    }
+    assert!(text.contains('█') && text.contains("label mass"), "{text}");
+    let whole = ask("-", &["--json"]);
+    let json: Value = serde_json::from_str(&whole).unwrap();
+    let noul = json["answers"]["sad"]["noul"].as_f64().unwrap();
+    assert!(
+        lines[0].contains(&format!("yes with {noul:.3}")),
+        "{noul} in {text}"
+    );
+    let sum: f64 = ["0", "1", "2"]
+        .iter()
+        .map(|level| json["answers"]["mood"]["probabilities"][level].as_f64().unwrap())
+        .sum();
+    assert!((sum - 1.0).abs() < 1e-12, "{sum}");
+    assert!(json["usage"]["input_tokens"].as_u64() > Some(60), "{json}");
+    assert_eq!(
+        whole,
+        ask(arg(&state), &["--json", "-t", "1"]),
+        "threads change nothing"
+    );
+    assert_ne!(whole, ask(arg(&state), &["--json", "--permutations", "2"]));
+
+    fs::write(&bad, r#"{"sad": {"type": "box"}}"#).unwrap();
+    let refused = tokenmill(["decide", "demo", "--state", arg(&state), "--questions", arg(&bad)]).failed(3);
+    assert!(
+        refused.contains("`questions.sad.type`: expected `noul`"),
+        "{refused}"
+    );
+    let reasoning = ["--questions", arg(&questions), "--reasoning", "on"];
+    let args = [&["decide", "demo", "--state", arg(&state)][..], &reasoning[..]].concat();
+    let refused = tokenmill(args).failed(2);
+    assert!(refused.contains("without reasoning"), "{refused}");
+    let none = ["--questions", arg(&questions), "--permutations", "0"];
+    let args = [&["decide", "demo", "--state", arg(&state)][..], &none[..]].concat();
+    let refused = tokenmill(args).failed(3);
+    assert!(refused.contains("0 orders"), "{refused}");
+}
