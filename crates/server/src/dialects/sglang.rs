@@ -17,7 +17,7 @@ use crate::ApiError;
 #[derive(Clone, Debug)]
 pub(crate) struct Questions {
     ids: Vec<String>,
-    pub(crate) questions: Vec<Question>,
+    pub(crate) asked: Vec<Question>,
 }
 
 /// Whether a question has this shape.
@@ -49,7 +49,7 @@ impl Questions {
         }
         let mut parsed = Self {
             ids: Vec::new(),
-            questions: Vec::new(),
+            asked: Vec::new(),
         };
         let mut seen = BTreeSet::new();
         for (question_idx, value) in values.iter().enumerate() {
@@ -62,14 +62,14 @@ impl Questions {
                 ));
             }
             parsed.ids.push(id.to_owned());
-            parsed.questions.push(question(&object)?);
+            parsed.asked.push(question(&object)?);
         }
         Ok(parsed)
     }
 
     /// Writes the answers: a map from the questions' ids.
     pub(crate) fn answers(&self, decisions: &[Decision]) -> Map<String, Value> {
-        let asked = self.ids.iter().zip(&self.questions).zip(decisions);
+        let asked = self.ids.iter().zip(&self.asked).zip(decisions);
         asked
             .map(|((id, question), decision)| (id.clone(), answer(question, decision)))
             .collect()

@@ -154,11 +154,11 @@ pub(super) async fn decisions(app: Arc<App>, mut call: Call) -> Result<Response,
             }
         }
         let state = decision::input_text(&request.input)?;
-        let asked = decision::Questions::parse(&request.questions)?;
-        let decided = decide(&app, &call, state, asked.questions.clone(), params, &place).await?;
+        let own = decision::Questions::parse(&request.questions)?;
+        let decided = decide(&app, &call, state, own.asked.clone(), params, &place).await?;
         let reply = json!({
             "model": app.model.name(),
-            "answers": asked.answers(&decided.decisions),
+            "answers": own.answers(&decided.decisions),
             "usage": {
                 "input_tokens": decided.n_prompt_tokens,
                 "input_tokens_details": { "cached_tokens": decided.n_cached_tokens, "cache_write_tokens": 0 },
@@ -175,13 +175,13 @@ pub(super) async fn decisions(app: Arc<App>, mut call: Call) -> Result<Response,
     }
     sglang::check_version(request.prompt_format_version)?;
     let state = sglang::input_text(&request.input)?;
-    let asked = sglang::Questions::parse(&request.questions)?;
-    let decided = decide(&app, &call, state, asked.questions.clone(), params, &place).await?;
+    let own = sglang::Questions::parse(&request.questions)?;
+    let decided = decide(&app, &call, state, own.asked.clone(), params, &place).await?;
     let reply = json!({
         "object": "decisions",
         "model": app.model.name(),
         "prompt_format_version": DECISION_PROMPT_VERSION,
-        "answers": asked.answers(&decided.decisions),
+        "answers": own.answers(&decided.decisions),
         "usage": {
             "prompt_tokens": decided.n_prompt_tokens,
             "prompt_tokens_details": { "cached_tokens": decided.n_cached_tokens },

@@ -146,7 +146,7 @@ mod tests {
         assert!((cooler.probabilities[0] - 0.2).abs() < 1e-7, "{cooler:?}");
         assert_eq!(cooler.label_mass, read.label_mass, "the mass has no temperature");
         let mean = Decision::mean_of(&[read.clone(), cooler]);
-        assert!((mean.probabilities[0] - (1.0 / 3.0 + 0.2) / 2.0).abs() < 1e-7);
+        assert!((mean.probabilities[0] - f64::midpoint(1.0 / 3.0, 0.2)).abs() < 1e-7);
         assert_eq!(
             Decision::mean_of(std::slice::from_ref(&read)),
             read,

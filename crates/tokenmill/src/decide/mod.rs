@@ -20,11 +20,16 @@ use std::{
 use tokenmill_backend::PAGE_TOKENS;
 use tokenmill_sched::{Engine, EngineError, ForwardParams, ForwardRows};
 
-use self::{label_tokens::LabelTokens, question::check, wording::message};
+use self::{
+    label_tokens::LabelTokens,
+    question::check,
+    wording::{labels_of_options, message},
+};
 use crate::{
     Error, Model,
     forward_passes::{ForwardPasses, Pace},
     wait::wait,
+    words::without_reasoning,
 };
 
 pub use crate::decide_error::DecideError;
@@ -286,7 +291,7 @@ impl Model {
         words.check_answer_place()?;
         let mut tokens = LabelTokens::new(
             words.tokenizer(),
-            &words.encode_chat(&words.without_reasoning("Hello"))?,
+            &words.encode_chat(&without_reasoning("Hello"))?,
         );
         let mut asked = VecDeque::with_capacity(questions.len());
         let mut prompts = Vec::with_capacity(questions.len());
@@ -296,7 +301,7 @@ impl Model {
             let mut of_orders = VecDeque::new();
             for order in question.orders(params.permutations) {
                 let text = message(state, question, &order, &labels);
-                let prompt = words.encode_chat(&words.without_reasoning(&text))?;
+                let prompt = words.encode_chat(&without_reasoning(&text))?;
                 let provided = prompt.len();
                 if provided > maximum {
                     return Err(EngineError::ContextLimitExceeded { provided, maximum }.into());
@@ -308,7 +313,7 @@ impl Model {
                     found,
                     n_labels: 0,
                 })?;
-                let of_options = labels.of_options(&order, question).into_iter();
+                let of_options = labels_of_options(&order, question).into_iter();
                 of_orders.push_back(of_options.map(|label_idx| of_labels[label_idx]).collect());
                 prompts.push(prompt);
             }

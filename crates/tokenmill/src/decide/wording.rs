@@ -29,22 +29,20 @@ pub(super) struct Labels {
     pub(super) texts: Vec<String>,
 }
 
-impl Labels {
-    /// Returns the index of each option's label where the options are shown in this order. A letter belongs to its place in the
-    /// list, a digit and a word to their option.
-    pub(super) fn of_options(&self, order: &[usize], question: &Question) -> Vec<usize> {
-        let belong_to_places = matches!(question.kind, QuestionKind::Choice(_));
-        let mut labels = vec![0; order.len()];
-        for (place, &option_idx) in order.iter().enumerate() {
-            labels[option_idx] = if belong_to_places { place } else { option_idx };
-        }
-        labels
+/// Returns the index of each option's label where the options are shown in this order. The label of a choice belongs to its
+/// place in the list, that of a level or of yes and no to its option.
+pub(super) fn labels_of_options(order: &[usize], question: &Question) -> Vec<usize> {
+    let belong_to_places = matches!(question.kind, QuestionKind::Choice(_));
+    let mut labels = vec![0; order.len()];
+    for (place, &option_idx) in order.iter().enumerate() {
+        labels[option_idx] = if belong_to_places { place } else { option_idx };
     }
+    labels
 }
 
 /// Writes the message of a question whose options are shown in this order.
 pub(super) fn message(state: &str, question: &Question, order: &[usize], labels: &Labels) -> String {
-    let of_options = labels.of_options(order, question);
+    let of_options = labels_of_options(order, question);
     let label = |option_idx: usize| labels.texts[of_options[option_idx]].as_str();
     let mut text = state.to_owned();
     if !state.is_empty() {
@@ -134,7 +132,7 @@ mod tests {
             "Who takes it?\n\nA: loans\nB: cards - card desk\n\nAnswer with the letter of one option, from A to B, and \
              nothing else."
         );
-        assert_eq!(letters.of_options(&[1, 0], &choice), [1, 0]);
+        assert_eq!(labels_of_options(&[1, 0], &choice), [1, 0]);
         let digits = labels(LabelKind::Digits, &["0", "1", "2"]);
         let score = Question::score("", ["can wait", "today", "now"]);
         assert_eq!(
@@ -147,7 +145,7 @@ mod tests {
             "Help!\n\nWhich level fits best?\n\n2: now\n1: today\n0: can wait\n\nThe levels are in descending order. Answer \
              with the number of one level, from 2 to 0, and nothing else."
         );
-        assert_eq!(digits.of_options(&[2, 1, 0], &score), [0, 1, 2]);
+        assert_eq!(labels_of_options(&[2, 1, 0], &score), [0, 1, 2]);
         let words = labels(LabelKind::YesNo, &["Yes", "No"]);
         let mut predicate = Question::predicate("Is it fraud?");
         assert_eq!(

@@ -15,23 +15,23 @@ const REPLY: &str = "ANSWERPLACE";
 /// Names under which templates switch their reasoning off.
 const SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
 
-impl ModelWords {
-    /// Makes the conversation of a message whose reply begins without reasoning.
-    pub(crate) fn without_reasoning(&self, message: &str) -> Conversation {
-        let switches = SWITCHES.map(|name| (name.to_owned(), Value::Bool(false)));
-        Conversation {
-            variables: Map::from_iter(switches),
-            ..Conversation::from(message)
-        }
+/// Makes the conversation of a message whose reply begins without reasoning.
+pub(crate) fn without_reasoning(message: &str) -> Conversation {
+    let switches = SWITCHES.map(|name| (name.to_owned(), Value::Bool(false)));
+    Conversation {
+        variables: Map::from_iter(switches),
+        ..Conversation::from(message)
     }
+}
 
-    /// Checks that the text of a reply begins where the prompt of [`Self::without_reasoning`] ends.
+impl ModelWords {
+    /// Checks that the text of a reply begins where the prompt of [`without_reasoning`] ends.
     ///
     /// # Errors
     /// [`DecideError::OpenReasoning`] and [`DecideError::AnswerHead`]; [`Error::NoTemplate`], or [`Error::Template`] if the template
     /// refuses a conversation of two messages.
     pub(crate) fn check_answer_place(&self) -> Result<(), Error> {
-        let conversation = self.without_reasoning("Hello");
+        let conversation = without_reasoning("Hello");
         let prompt = self.render_chat(&conversation)?;
         let prompt = prompt.trim_end();
         let format = self.replies.as_ref().map(|replies| &replies.format);

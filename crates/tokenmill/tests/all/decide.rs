@@ -148,7 +148,7 @@ fn more_orders_are_averaged() {
     let backwards = ask(&Question::choice("Who came?", ["a man", "a bird", "a dog"]), 1);
     let both = ask(&Question::choice("Who came?", ["a dog", "a bird", "a man"]), 2);
     for (idx, &found) in both.probabilities.iter().enumerate() {
-        let expected = (forwards.probabilities[idx] + backwards.probabilities[2 - idx]) / 2.0;
+        let expected = f64::midpoint(forwards.probabilities[idx], backwards.probabilities[2 - idx]);
         assert_eq!(found.to_bits(), expected.to_bits(), "{both:?}");
     }
     assert_ne!(bits(&forwards), bits(&both), "the order matters to this model");

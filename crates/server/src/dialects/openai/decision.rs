@@ -34,7 +34,7 @@ const LABELS: [&str; 8] = [
 #[derive(Clone, Debug)]
 pub(crate) struct Questions {
     names: Vec<Option<String>>,
-    pub(crate) questions: Vec<Question>,
+    pub(crate) asked: Vec<Question>,
     /// The values of each question's options: texts and booleans of a choice, labels of levels.
     values: Vec<Vec<Value>>,
 }
@@ -51,14 +51,14 @@ impl Questions {
         }
         let mut parsed = Self {
             names: Vec::new(),
-            questions: Vec::new(),
+            asked: Vec::new(),
             values: Vec::new(),
         };
         for (question_idx, value) in values.iter().enumerate() {
             let object = JsonObject::of(format!("questions[{question_idx}]"), value)?;
             let (question, values) = question(&object)?;
             parsed.names.push(object.string_if("name")?.map(str::to_owned));
-            parsed.questions.push(question);
+            parsed.asked.push(question);
             parsed.values.push(values);
         }
         Ok(parsed)
@@ -66,7 +66,7 @@ impl Questions {
 
     /// Writes the answers in the order of the questions.
     pub(crate) fn answers(&self, decisions: &[Decision]) -> Vec<Value> {
-        let asked = self.names.iter().zip(&self.questions).zip(&self.values);
+        let asked = self.names.iter().zip(&self.asked).zip(&self.values);
         let answers = asked
             .zip(decisions)
             .map(|(((name, question), values), decision)| {
