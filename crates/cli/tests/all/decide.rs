@@ -51,12 +51,12 @@ fn decide_prints_bars_and_json() {
         .sum();
     assert!((sum - 1.0).abs() < 1e-12, "{sum}");
     assert!(json["usage"]["input_tokens"].as_u64() > Some(60), "{json}");
-    assert_eq!(
-        whole,
-        ask(arg(&state), &["--json", "-t", "1"]),
-        "threads change nothing"
-    );
-    assert_ne!(whole, ask(arg(&state), &["--json", "--permutations", "2"]));
+    // Whether questions of a short text find each other's pages depends on when they begin, so the tokens are not compared.
+    let answers = |text: &str| serde_json::from_str::<Value>(text).unwrap()["answers"].clone();
+    let one_thread = ask(arg(&state), &["--json", "-t", "1"]);
+    assert_eq!(answers(&whole), answers(&one_thread), "threads change nothing");
+    let both = ask(arg(&state), &["--json", "--permutations", "2"]);
+    assert_ne!(answers(&whole), answers(&both));
 
     fs::write(&bad, r#"{"sad": {"type": "box"}}"#).unwrap();
     let refused = tokenmill(["decide", "demo", "--state", arg(&state), "--questions", arg(&bad)]).failed(3);
