@@ -98,7 +98,7 @@ pub enum DecideError {
     },
     /// The model has fewer labels than a question has options.
     #[error(
-        "{found} options need as many labels, and behind this model's prompt {n_labels} are one token each and differ"
+        "{found} options need as many labels, and after this model's prompt {n_labels} are one token each and differ"
     )]
     FewLabels {
         /// Index of the question.
@@ -120,8 +120,17 @@ pub enum DecideError {
          answer begins"
     )]
     AnswerHead,
+    /// The chat template ends the prompt of a question in another way than that of other texts.
+    #[error(
+        "this model's chat template ends the prompt in another way than usual, as a switch such as `/think` in the text can make \
+         it, so no probability can be read there"
+    )]
+    OtherEnd {
+        /// Index of the question.
+        question_idx: usize,
+    },
     /// The network gave no usable numbers.
-    #[error("the model's logits are no numbers; its weights may be damaged")]
+    #[error("the model's logits are not numbers; its weights may be damaged")]
     NoNumbers {
         /// Index of the question.
         question_idx: usize,
@@ -137,6 +146,7 @@ impl DecideError {
             | Self::SameOptions { question_idx, .. }
             | Self::NothingAsked { question_idx }
             | Self::FewLabels { question_idx, .. }
+            | Self::OtherEnd { question_idx }
             | Self::NoNumbers { question_idx } => Some(question_idx),
             _ => None,
         }

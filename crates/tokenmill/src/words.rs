@@ -19,7 +19,7 @@ use tokenmill_text::{
     template::{ChatTemplate, TemplateError},
 };
 
-pub(crate) use self::answer_place::without_reasoning;
+pub(crate) use self::answer_place::{AnswerPlace, without_reasoning};
 pub use self::prompts::utc_now;
 use self::{image_places::ImagePlaces, prompts::render_options};
 use crate::{

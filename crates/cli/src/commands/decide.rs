@@ -9,7 +9,7 @@ use std::{
 
 use serde_json::{Map, Value, json};
 use tokenmill::{
-    KvCache,
+    Error, KvCache,
     decide::{DecideParams, Decision, Question, QuestionKind, SystemOneQuestions},
 };
 
@@ -87,8 +87,15 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     };
     // A file and a pipe end with a line break that is no part of the text.
     let state = state.trim_end_matches(['\r', '\n']);
-    let mut answers = model.start_deciding(state, asked.questions(), &params)?;
-    let decisions = answers.by_ref().collect::<Result<Vec<_>, _>>()?;
+    let named = |error: Error| match &error {
+        Error::Decide(fault) if let Some(question_idx) = fault.question_idx() => {
+            let name = visible(&asked.names()[question_idx]);
+            Failure::input(format!("question `{name}`: {fault}"))
+        }
+        _ => error.into(),
+    };
+    let mut answers = (model.start_deciding(state, asked.questions(), &params)).map_err(named)?;
+    let decisions = answers.by_ref().collect::<Result<Vec<_>, _>>().map_err(named)?;
     if args.json {
         return output::print_json(&json!({
             "model": model.name(),

@@ -25,6 +25,7 @@ use crate::{
     requests::{
         fields::{label, only, refused},
         request_table::request,
+        sampling::salt,
     },
 };
 
@@ -44,7 +45,7 @@ request! {
             /// Model name.
             model: String = "",
             /// Number of orders of the options.
-            permutations: usize = "asks each question in so many orders of its options and averages the probabilities; 1 by default",
+            permutations: usize = "asks each question in this many orders of its options and averages the probabilities; 1 by default",
             /// Separates cached prompts.
             cache_salt: String = "separates the cached prompts of requests with another one, as in vLLM",
         }
@@ -76,7 +77,7 @@ request! {
             /// Model name.
             model: String = "",
             /// Number of orders of the options.
-            permutations: usize = "asks each question in so many orders of its options and averages the probabilities; 1 by default",
+            permutations: usize = "asks each question in this many orders of its options and averages the probabilities; 1 by default",
             /// Temperature of the softmax.
             temperature: f64 = "divides the logits of the labels, in SGLang's shape only; 1 by default",
             /// Version of the prompts.
@@ -109,7 +110,7 @@ pub(super) async fn system_one(app: Arc<App>, mut call: Call) -> Result<Response
     let asked = SystemOneQuestions::parse(&request.questions).map_err(unplaced)?;
     let params = DecideParams {
         permutations: request.permutations.unwrap_or(1),
-        cache_salt: call.tenant.cache_salt(request.cache_salt.as_deref()),
+        cache_salt: call.tenant.cache_salt(salt(request.cache_salt.as_deref())?),
         ..DecideParams::default()
     };
     let place = |question_idx: usize| format!("questions.{}", asked.names()[question_idx]);
@@ -208,8 +209,13 @@ async fn decide(
     // Each question repeats the state, so a small request can have much text to encode.
     let turn = app.intake.turn(&app.config).await?;
     let model = app.model.model().clone();
-    let begun = off_thread(move || model.start_deciding(&state, &questions, &params)).await?;
-    drop(turn);
+    // The turn ends with the work, also where the client has left.
+    let begin = move || {
+        let begun = model.start_deciding(&state, &questions, &params);
+        drop(turn);
+        begun
+    };
+    let begun = off_thread(begin).await?;
     let mut answers = begun.map_err(|error| refusal(error, place))?;
     call.tally.add_prompt(answers.n_prompt_tokens());
     let mut decisions = Vec::new();

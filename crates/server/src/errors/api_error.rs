@@ -199,6 +199,12 @@ pub enum ApiError {
         /// The requested id; `None` if it is not a text.
         id: Option<String>,
     },
+    /// The body is compressed.
+    #[error("the request body is compressed by `{encoding}`; send it without `Content-Encoding`")]
+    CompressedBody {
+        /// The value of `Content-Encoding`.
+        encoding: String,
+    },
     /// The path exists, the method does not.
     #[error("{path} does not answer {method}{}", if answered.is_empty() { String::new() } else { format!(", but {answered}") })]
     MethodNotAllowed {
@@ -331,6 +337,7 @@ impl ApiError {
             Self::RequestTimeout { .. } | Self::Stalled => 408,
             Self::Busy { .. } => 409,
             Self::BodyTooLarge { .. } | Self::TooManyValues { .. } => 413,
+            Self::CompressedBody { .. } => 415,
             Self::QueueFull { .. } | Self::QueueTokensFull { .. } => 429,
             Self::FolderFailed { .. } | Self::Internal { .. } => 500,
             Self::NotImplemented { .. } => 501,
@@ -380,6 +387,7 @@ impl ApiError {
             Self::MethodNotAllowed { .. } => "method_not_allowed",
             Self::NotImplemented { .. } => "not_implemented",
             Self::BodyTooLarge { .. } => "body_too_large",
+            Self::CompressedBody { .. } => "compressed_body",
             Self::TooManyValues { .. } => "too_many_values",
             Self::RequestTimeout { .. } => "request_timeout",
             Self::Stalled => "stream_stalled",

@@ -76,6 +76,11 @@ pub(crate) const DOCUMENTED: &[(u16, &str, &str)] = &[
         "the body's lists and objects have so many items that their parsed form would take too much memory",
     ),
     (
+        415,
+        "compressed_body",
+        "the body has a `Content-Encoding`; bodies are read as they are",
+    ),
+    (
         429,
         "queue_full",
         "too many requests or prompt tokens wait, or too many large bodies arrive at once; `Retry-After` says when to try again",

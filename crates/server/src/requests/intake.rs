@@ -57,7 +57,7 @@ pub(crate) struct Intake {
     /// each other for ever; the one with this room can finish.
     last_room: Arc<Semaphore>,
     small: Arc<Semaphore>,
-    workers: Semaphore,
+    workers: Arc<Semaphore>,
 }
 
 /// Counts the bytes of a connection's small bodies that need no budget; all requests of the connection share it.
@@ -110,7 +110,7 @@ impl Intake {
             kib: Arc::new(Semaphore::new(n_kib.min(u32::MAX as usize))),
             last_room: Arc::new(Semaphore::new(1)),
             small: Arc::new(Semaphore::new(MAX_SMALL_BODIES)),
-            workers: Semaphore::new((n_processors / 2).clamp(1, MAX_WORKERS)),
+            workers: Arc::new(Semaphore::new((n_processors / 2).clamp(1, MAX_WORKERS))),
         }
     }
 
@@ -120,6 +120,12 @@ impl Intake {
     /// A body that is too large or too slow, or no room for it in time; of a body that is too large, the shape or the tool that
     /// makes it so, where one does.
     pub(crate) async fn read(&self, config: &ServerConfig, request: Request) -> Result<Received, ApiError> {
+        let encoding = request.headers().get(header::CONTENT_ENCODING);
+        if let Some(encoding) = encoding.filter(|encoding| *encoding != "identity") {
+            return Err(ApiError::CompressedBody {
+                encoding: String::from_utf8_lossy(encoding.as_bytes()).into_owned(),
+            });
+        }
         let limit_bytes = config.max_body_bytes;
         let deadline = Instant::now() + config.body_timeout;
         let connection = request.extensions().get::<ConnectionBodies>();
@@ -242,12 +248,9 @@ impl Intake {
     ///
     /// # Errors
     /// The turn does not come in time.
-    pub(crate) async fn turn(
-        &self,
-        config: &ServerConfig,
-    ) -> Result<tokio::sync::SemaphorePermit<'_>, ApiError> {
+    pub(crate) async fn turn(&self, config: &ServerConfig) -> Result<OwnedSemaphorePermit, ApiError> {
         let deadline = Instant::now() + config.body_timeout;
-        match timeout_at(deadline, self.workers.acquire()).await {
+        match timeout_at(deadline, Arc::clone(&self.workers).acquire_owned()).await {
             Ok(permit) => Ok(permit.expect("the semaphore is never closed")),
             Err(_) => Err(busy()),
         }

@@ -199,13 +199,7 @@ impl SamplingFields {
     /// # Errors
     /// An empty text, which would keep nothing apart.
     pub(crate) fn cache_salt(&self) -> Result<Option<&str>, ApiError> {
-        match self.cache_salt.as_deref() {
-            Some("") => Err(ApiError::invalid(
-                "cache_salt",
-                "is empty; give a text or leave it out",
-            )),
-            salt => Ok(salt),
-        }
+        salt(self.cache_salt.as_deref())
     }
 
     /// Checks the values and puts the API's defaults where the client is silent. `fresh_seed` is used without `seed`.
@@ -380,6 +374,20 @@ fn name_field(error: &SamplingParamsError, repeat_name: &str) -> ApiError {
             ApiError::invalid("logit_bias", error.to_string())
         }
         _ => ApiError::invalid("top_logprobs", error.to_string()),
+    }
+}
+
+/// Checks a salt of cached prefixes.
+///
+/// # Errors
+/// An empty text, which would keep nothing apart.
+pub(crate) fn salt(given: Option<&str>) -> Result<Option<&str>, ApiError> {
+    match given {
+        Some("") => Err(ApiError::invalid(
+            "cache_salt",
+            "is empty; give a text or leave it out",
+        )),
+        salt => Ok(salt),
     }
 }
 

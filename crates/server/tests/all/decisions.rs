@@ -7,7 +7,10 @@ use tokenmill::decide::Question;
 use tokenmill_server::ServerConfig;
 use tokio::sync::watch;
 
-use crate::server::{Setup, TestServer, wait_until};
+use crate::{
+    server::{Setup, TestServer, wait_until},
+    wire::Exchange,
+};
 
 const STATE: &str = "The cat sat on the red mat near the door. A big dog came into the house, and the cat was sad. They played all \
                      day in the sun and became good friends.";
@@ -399,4 +402,46 @@ async fn a_client_that_leaves_and_a_deadline_end_the_questions() {
     assert_eq!(reply.status, 504, "{}", reply.text());
     assert!(reply.json()["detail"].is_string());
     server.assert_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_salt_keeps_cached_prompts_apart() {
+    let Some(server) = TestServer::start().await else {
+        return;
+    };
+    let questions = json!({ "sad": { "type": "noul", "instructions": "Was the cat sad?" } });
+    let ask = async |salt: Option<&str>| {
+        let body = json!({ "state": STATE, "questions": questions, "cache_salt": salt });
+        server.post("/v1/systemone", &body).await
+    };
+    let n_cached = async |salt: Option<&str>| {
+        let reply = ask(salt).await.json();
+        let n_cached = reply["usage"]["input_tokens_details"]["cached_tokens"].as_u64();
+        n_cached.expect("a count")
+    };
+    assert_eq!(n_cached(Some("a")).await, 0);
+    assert!(n_cached(Some("a")).await > 0);
+    assert_eq!(n_cached(Some("b")).await, 0, "another salt finds nothing");
+    assert_eq!(n_cached(None).await, 0, "nor does a request without one");
+    let refused = ask(Some("")).await;
+    assert_eq!(
+        (refused.status, &refused.json()["detail"][0]["loc"]),
+        (422, &json!(["body", "cache_salt"]))
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_compressed_body_is_refused_by_its_encoding() {
+    let Some(server) = TestServer::start().await else {
+        return;
+    };
+    for path in ["/v1/systemone", "/v1/chat/completions"] {
+        let headers = [("content-encoding", "zstd")];
+        let reply = Exchange::send(&server.address, "POST", path, &headers, b"\x28\xb5\x2f\xfd")
+            .await
+            .reply()
+            .await;
+        assert_eq!(reply.status, 415, "{}", reply.text());
+        assert!(reply.text().contains("`zstd`"), "{}", reply.text());
+    }
 }

@@ -318,11 +318,17 @@ fn preemption_and_the_host_tier_change_no_token() {
         .collect();
     let expected = on_cpu(&prompts, &params, 64);
     let engine = with_cache(&options);
-    let mut n_ties = 0;
-    for _ in 0..2 {
+    let (mut n_ties, mut n_outputs) = (0, 0);
+    // The pages that are found depend on the steps in which the prompts arrive.
+    for _ in 0..10 {
         let outputs = engine.batch_generate(&prompts, &params).unwrap();
+        n_outputs += outputs.len();
         for (found, alone) in outputs.into_iter().zip(&expected) {
             n_ties += usize::from(parts_at_a_tie(&found.unwrap(), alone));
+        }
+        let stats = engine.stats();
+        if n_outputs > prompts.len() && stats.scheduler.preemptions > 0 && stats.pool.host_hits > 0 {
+            break;
         }
     }
     let stats = engine.stats();
@@ -331,5 +337,5 @@ fn preemption_and_the_host_tier_change_no_token() {
         "{stats:?}"
     );
     assert_eq!(stats.failed_steps, 0);
-    assert!(n_ties <= 2, "{n_ties} of 12 part at a tie");
+    assert!(6 * n_ties <= n_outputs, "{n_ties} of {n_outputs} part at a tie");
 }

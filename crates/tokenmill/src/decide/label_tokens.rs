@@ -1,7 +1,7 @@
 //! [`LabelTokens`]: the token of each label behind a prompt.
 //!
 //! Apart from the wording, because only the tokenizer knows it: a label can merge with the end of a prompt, or be several tokens.
-//! Invariant: a label's token is the one token that its text adds behind the prompt's last tokens.
+//! Invariant: a label's token is the one token that its text adds to the text with which every prompt ends.
 
 use std::collections::HashMap;
 
@@ -11,48 +11,51 @@ use super::{
     question::{Question, QuestionKind},
     wording::{LabelKind, Labels},
 };
-use crate::decide_error::DecideError;
+use crate::{decide_error::DecideError, words::AnswerPlace};
 
-/// Most tokens at the end of a prompt that are encoded again with a label behind them.
+/// Most tokens at the end of a prompt that are encoded again with a label after them.
 const MAX_TAIL_TOKENS: usize = 64;
+
+/// Tokens before the end of a prompt that are read with it, since a token may hold some of both.
+const N_BEFORE_END: usize = 16;
 
 /// Words for yes and no. The first pair is used whose words are one token each.
 const YES_NO: [[&str; 2]; 3] = [["Yes", "No"], ["yes", "no"], ["YES", "NO"]];
 
-/// The labels behind a prompt.
+/// The labels after the prompts of a model.
 #[derive(Debug)]
 pub(super) struct LabelTokens<'a> {
     tokenizer: &'a Tokenizer,
-    /// The prompt from its last control token on.
-    tail: Vec<u32>,
-    /// Its text, and the tokens of that.
+    /// The text with which every prompt ends.
+    end: &'a str,
+    /// Number of its tokens.
+    n_end: usize,
+    /// That text from its last control token on, its tokens, and the white space before a label.
     text: String,
     encoded: Vec<u32>,
+    gap: &'a str,
     known: HashMap<String, Option<u32>>,
 }
 
 impl<'a> LabelTokens<'a> {
-    pub(super) fn new(tokenizer: &'a Tokenizer, prompt: &[u32]) -> Self {
-        let tail = tail_of(tokenizer, prompt).to_vec();
-        let options = DecodeOptions {
-            skip_special: false,
-            is_continuation: true,
-        };
-        let text = tokenizer.decode(&tail, options);
+    pub(super) fn new(tokenizer: &'a Tokenizer, place: &'a AnswerPlace) -> Self {
+        let end = encode(tokenizer, &place.end);
+        let text = decode(tokenizer, tail_of(tokenizer, &end));
         Self {
             tokenizer,
+            end: &place.end,
+            n_end: end.len(),
             encoded: encode(tokenizer, &text),
-            tail,
             text,
+            gap: &place.gap,
             known: HashMap::new(),
         }
     }
 
-    /// Moves to another prompt. Most end as the one before.
-    pub(super) fn follow(&mut self, prompt: &[u32]) {
-        if tail_of(self.tokenizer, prompt) != self.tail {
-            *self = Self::new(self.tokenizer, prompt);
-        }
+    /// Returns whether a prompt ends as every prompt does. A switch in its text may have made the template write something else.
+    pub(super) fn follow(&self, prompt: &[u32]) -> bool {
+        let n_read = self.n_end + N_BEFORE_END;
+        decode(self.tokenizer, &prompt[prompt.len().saturating_sub(n_read)..]).ends_with(self.end)
     }
 
     /// Returns the token of a label; `None` if it is not a token of its own here.
@@ -60,7 +63,7 @@ impl<'a> LabelTokens<'a> {
         if let Some(&token) = self.known.get(label) {
             return token;
         }
-        let with_label = encode(self.tokenizer, &format!("{}{label}", self.text));
+        let with_label = encode(self.tokenizer, &format!("{}{}{label}", self.text, self.gap));
         let token = match with_label.split_last() {
             Some((&token, before)) if before == self.encoded => Some(token),
             _ => None,
@@ -138,6 +141,14 @@ fn tail_of<'p>(tokenizer: &Tokenizer, prompt: &'p [u32]) -> &'p [u32] {
     let last = &prompt[prompt.len().saturating_sub(MAX_TAIL_TOKENS)..];
     let is_control = |&id: &u32| tokenizer.token_kind(id).is_some_and(TokenKind::is_special);
     &last[last.iter().rposition(is_control).unwrap_or(0)..]
+}
+
+fn decode(tokenizer: &Tokenizer, tokens: &[u32]) -> String {
+    let options = DecodeOptions {
+        skip_special: false,
+        is_continuation: true,
+    };
+    tokenizer.decode(tokens, options)
 }
 
 fn encode(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {

@@ -52,7 +52,7 @@ const LEAST_SAVED_TOKENS: usize = 64;
 /// How questions are answered.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecideParams {
-    /// Asks each question in so many orders of its options, if there are as many, and averages the probabilities.
+    /// Asks each question in this many orders of its options, if there are as many, and averages the probabilities.
     pub permutations: usize,
     /// Divides the logits of the labels; 1 leaves the model's own probabilities.
     pub temperature: f64,
@@ -288,16 +288,14 @@ impl Model {
         if self.engine().limits().is_encoder {
             return Err(EngineError::PredictsNoTokens.into());
         }
-        words.check_answer_place()?;
-        let mut tokens = LabelTokens::new(
-            words.tokenizer(),
-            &words.encode_chat(&without_reasoning("Hello"))?,
-        );
+        let place = words.answer_place()?;
+        let mut tokens = LabelTokens::new(words.tokenizer(), &place);
         let mut asked = VecDeque::with_capacity(questions.len());
         let mut prompts = Vec::with_capacity(questions.len());
         let maximum = self.n_ctx();
         for (question_idx, question) in questions.iter().enumerate() {
             let labels = tokens.choose(question, question_idx)?;
+            let of_labels = tokens.tokens(&labels.texts).expect("the labels were chosen so");
             let mut of_orders = VecDeque::new();
             for order in question.orders(params.permutations) {
                 let text = message(state, question, &order, &labels);
@@ -306,13 +304,13 @@ impl Model {
                 if provided > maximum {
                     return Err(EngineError::ContextLimitExceeded { provided, maximum }.into());
                 }
-                tokens.follow(&prompt);
-                let found = labels.texts.len();
-                let of_labels = tokens.tokens(&labels.texts).ok_or(DecideError::FewLabels {
-                    question_idx,
-                    found,
-                    n_labels: 0,
-                })?;
+                if !tokens.follow(&prompt) {
+                    return Err(DecideError::OtherEnd { question_idx }.into());
+                }
+                if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+                    let elapsed = params.deadline.unwrap_or_default();
+                    return Err(EngineError::DeadlineExceeded { elapsed }.into());
+                }
                 let of_options = labels_of_options(&order, question).into_iter();
                 of_orders.push_back(of_options.map(|label_idx| of_labels[label_idx]).collect());
                 prompts.push(prompt);

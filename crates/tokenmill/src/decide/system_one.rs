@@ -121,7 +121,13 @@ fn question(path: &str, value: &Value) -> Result<(Question, Vec<Value>), DecideE
         Some("score") => {
             legend = (criteria.0.and_then(Value::as_array).cloned())
                 .ok_or_else(|| fault(&criteria.1, "expected a list of levels"))?;
-            let levels = legend.iter().map(|level| text(&criteria.1, level));
+            let levels = (legend.iter().enumerate()).map(|(idx, level)| match level {
+                Value::Null => Err(fault(
+                    &format!("{}[{idx}]", criteria.1),
+                    "expected a text, an object or a list",
+                )),
+                level => text(&format!("{}[{idx}]", criteria.1), level),
+            });
             QuestionKind::Score(levels.collect::<Result<_, _>>()?)
         }
         _ => return Err(fault(&inner("type"), "expected `noul`, `choice` or `score`")),
@@ -288,7 +294,11 @@ mod tests {
             ),
             (
                 json!({ "type": "score", "criteria": [1] }),
-                "questions.a.criteria",
+                "questions.a.criteria[0]",
+            ),
+            (
+                json!({ "type": "score", "criteria": ["low", null] }),
+                "questions.a.criteria[1]",
             ),
         ] {
             let error = parse(&json!({ "a": question })).unwrap_err();

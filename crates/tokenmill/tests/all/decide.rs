@@ -181,6 +181,25 @@ fn a_template_that_cannot_close_its_reasoning_is_refused() {
         Some(&DecideError::OpenReasoning),
     );
     check(&format!("final: {content}"), "", Some(&DecideError::AnswerHead));
+    // A reply that begins with white space has labels that begin with it.
+    let spaced = load(1, Some(&template(&format!(" {content}"), "")));
+    let plain = load(1, Some(&template(content, "")));
+    let choice = [Question::choice("Who came?", ["a dog", "a bird"])];
+    let [spaced, plain] = [spaced, plain].map(|model| model.decide(STATE, &choice).unwrap().remove(0));
+    assert_ne!(spaced.label_mass.to_bits(), plain.label_mass.to_bits());
+    // A text that switches the reasoning on is refused by itself.
+    let switch = "{% if '/think' in messages[0].content %}<think>\n{% endif %}";
+    let model = load(1, Some(&template(content, switch)));
+    assert!(model.decide(STATE, &question).is_ok());
+    let thinks = [question[0].clone(), Question::predicate("Was it sad? /think")];
+    let refused = model.decide(STATE, &thinks);
+    assert!(
+        matches!(
+            &refused,
+            Err(Error::Decide(DecideError::OtherEnd { question_idx: 1 }))
+        ),
+        "{refused:?}"
+    );
 }
 
 #[test]

@@ -84,6 +84,7 @@ fn every_error_is_documented_with_its_status() {
             reason: "y",
         },
         ApiError::BodyTooLarge { limit_bytes: 1 },
+        ApiError::CompressedBody { encoding: text() },
         ApiError::RequestTimeout { limit_s: 1 },
         ApiError::QueueFull {
             waiting: 1,
