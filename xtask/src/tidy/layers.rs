@@ -259,7 +259,8 @@ mod tests {
         check("tokenmill-cuda-exec", "tokenmill-cuda-exec", Development, true);
         check("tokenmill-model", "tokenmill-testkit", Development, true);
         check("tokenmill-model", "tokenmill-testkit", Normal, false);
-        check("tokenmill-testkit", "tokenmill-placed", Normal, true);
+        check("tokenmill-testkit", "tokenmill-placed", Normal, false);
+        check("tokenmill-testkit", "tokenmill-cuda-exec", Normal, true);
         check("tokenmill-testkit", "tokenmill-sched", Normal, false);
         check("tokenmill-model", "tokenmill-quant", Normal, true);
         check("tokenmill-model", "tokenmill-cpu-exec", Normal, false);

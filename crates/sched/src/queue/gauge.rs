@@ -91,36 +91,3 @@ fn add(count: &mut Count, n_tokens: usize) {
     count.0 += 1;
     count.1 += n_tokens;
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::queue::mailbox::QueueLimits;
-
-    #[test]
-    fn parked_sequences_do_not_count_up_to_a_bound() {
-        let mailbox = Mailbox::new(QueueLimits {
-            max_queued: usize::MAX,
-            max_queued_tokens: usize::MAX,
-        });
-        mailbox.change_queue((3, 15), (0, 0));
-        let mut gauge = QueueGauge::new(Arc::clone(&mailbox), 2);
-        let mut places = [Place::Queued; 3];
-        for place in &mut places {
-            gauge.set_parked(place, 5, true);
-        }
-        assert_eq!(places, [Place::Parked, Place::Parked, Place::Queued]);
-        assert!(gauge.flush() && !gauge.flush());
-        assert_eq!((gauge.n_parked(), mailbox.n_queued()), (2, (1, 5)));
-        gauge.set_parked(&mut places[0], 5, false);
-        gauge.set_parked(&mut places[0], 5, false);
-        assert!(gauge.flush());
-        assert_eq!((gauge.n_parked(), mailbox.n_queued()), (1, (2, 10)));
-        for place in &mut places {
-            gauge.leave(place, 5);
-            gauge.leave(place, 5);
-        }
-        assert!(gauge.flush());
-        assert_eq!((gauge.n_parked(), mailbox.n_queued()), (0, (0, 0)));
-    }
-}
