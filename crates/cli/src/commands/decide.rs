@@ -85,7 +85,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         permutations: args.permutations,
         ..DecideParams::default()
     };
-    // A file and a pipe end with a line break that is no part of the text.
+    // The line break at the end of a file or a pipe does not belong to the text.
     let state = state.trim_end_matches(['\r', '\n']);
     let named = |error: Error| match &error {
         Error::Decide(fault) if let Some(question_idx) = fault.question_idx() => {

@@ -20,7 +20,7 @@ pub(crate) struct Questions {
     pub(crate) asked: Vec<Question>,
 }
 
-/// Whether a question has this shape.
+/// Returns whether a question has this shape.
 pub(crate) fn is_own(question: &Value) -> bool {
     question.get("id").is_some() || question.get("question").is_some()
 }
@@ -28,7 +28,7 @@ pub(crate) fn is_own(question: &Value) -> bool {
 /// Returns the text of an input.
 ///
 /// # Errors
-/// A value that is no text, object or list, or an empty one.
+/// An empty text, and a value other than a text, an object or a list.
 pub(crate) fn input_text(input: &Value) -> Result<String, ApiError> {
     let text = text_of("input", input)?;
     if text.trim().is_empty() {

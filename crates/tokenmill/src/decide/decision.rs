@@ -63,7 +63,7 @@ impl Decision {
     }
 
     /// Reads a row of logits, `[n_vocab]`, at the tokens of the labels, one for each option: a softmax over the labels at a temperature,
-    /// and the labels' share of the softmax over all tokens. `None` if the logits are no numbers.
+    /// and the labels' share of the softmax over all tokens. `None` if a logit is not a number.
     pub(super) fn of_logits(logits: &[f32], labels: &[u32], temperature: f64) -> Option<Self> {
         if logits.iter().any(|logit| logit.is_nan()) {
             return None;

@@ -1,4 +1,4 @@
-//! [`LabelTokens`]: the token of each label behind a prompt.
+//! [`LabelTokens`]: the token of each label that follows a prompt.
 //!
 //! Apart from the wording, because only the tokenizer knows it: a label can merge with the end of a prompt, or be several tokens.
 //! Invariant: a label's token is the one token that its text adds to the text with which every prompt ends.

@@ -1,7 +1,7 @@
 //! [`Decisions`]: the answers to typed questions about one state, as probabilities of their options.
 //!
-//! A decision is one prefill without a decode: the logits behind a prompt are read at the tokens of labels. So any chat model
-//! answers. The prompts of all questions begin with the state; that part is computed first, and the questions then follow it in
+//! A decision is a prefill without a decode: it reads the logits after the last token of a prompt, at the tokens of the labels.
+//! So any chat model answers. The prompts of all questions begin with the state; that part is computed first, and the questions then follow it in
 //! one batch from the prefix cache. Invariant: an answer is the same to the bit whether its question is asked alone, with others,
 //! or again.
 
@@ -193,7 +193,7 @@ impl Decisions {
             self.passes = Some(self.ask(prompts, false)?);
             return Ok(());
         }
-        // The token behind the last common page is computed in any case; without it, the last page would be computed each time.
+        // The prefix cache never returns the last token of a prompt, so one more token lets it return the last common page.
         let n_tokens = n_shared + 1;
         let beginning = prompts[0][..n_tokens].to_vec();
         let pace = Pace {

@@ -15,7 +15,7 @@ use crate::{
     dialects::json_object::{JsonObject, text_of},
 };
 
-/// Why images are refused.
+/// The reason for refusing images.
 const NO_IMAGES: &str = "images are not supported in decisions";
 
 /// Fields that describe an item or a part, and change nothing.
