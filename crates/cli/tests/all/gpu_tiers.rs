@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::json;
 
-use crate::{gpu::driver_folder, gpu_first_use::passed, server::Server, support::arg};
+use crate::{gpu::driver_folder, server::Server, support::arg};
 
 const LONG: &str = "Once upon a time there was a little girl who lived in a small house near the forest with her mother and \
                     her cat and a big dog and they all went out to play in the sun";
@@ -23,7 +23,7 @@ fn serve(device: &str, extra: &[&str]) -> Server {
     let variables = [
         ("LD_LIBRARY_PATH", driver_folder().path()),
         ("TOKENMILL_SIM_DRIVER", Path::new("")),
-        ("XDG_CACHE_HOME", passed().cache.path()),
+        ("TOKENMILL_CUDA_NO_CHECK", Path::new("1")),
     ];
     let args = [
         "demo",
