@@ -25,9 +25,9 @@ use tokenmill_gguf::TensorType;
 use crate::{
     Activation, AdapterOperations, Allocation, Attention, BackendError, ColumnGather, ExecutorLimits,
     ExpertInput, ExpertOperations, ForwardBatch, KvLayout, LatentOperations, LayerOperations, Linear,
-    LinearAddNorm, LinearJob, MemoryPlan, NetworkPart, NetworkShape, Norm, PageCopy, PageGroup,
-    RecurrentOperations, Rope, RopeStoreKv, Routed, RowSet, SequenceMemory, Side, StateLayout, StepOutput,
-    StepShape, StepTrace, StreamOperations, Temperature,
+    LinearAddNorm, LinearJob, MemoryPlan, NetworkShape, Norm, PageCopy, PageGroup, RecurrentOperations, Rope,
+    RopeStoreKv, Routed, RowSet, SequenceMemory, StateLayout, StepOutput, StepShape, StepTrace,
+    StreamOperations, Temperature,
 };
 
 /// A device, as a program sees it. Static dispatch; one value owns the device memory of one model.
@@ -56,21 +56,6 @@ pub trait Backend:
 
     /// Returns the device memory of an allocation; `usize::MAX` on overflow.
     fn bytes_of(&self, allocation: &Allocation<'_>) -> usize;
-
-    /// Returns whether the backend combines two backends that divide the network between them.
-    fn is_split(&self) -> bool {
-        false
-    }
-
-    /// Returns the memory of an allocation for a part on one side. A backend that is not split has everything
-    /// on [`Side::Device`].
-    fn bytes_at(&self, side: Side, part: NetworkPart, allocation: &Allocation<'_>) -> usize {
-        let _ = part;
-        match side {
-            Side::Device => self.bytes_of(allocation),
-            Side::Host => 0,
-        }
-    }
 
     /// Prepares the backend, before anything else is called: with the widths of the network, the largest
     /// step, the KV store, and the memory planned for all of them.

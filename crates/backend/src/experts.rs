@@ -7,7 +7,7 @@
 //! A row that goes to `n_used` experts has as many *choices*; buffers of choices have `n_rows * n_used` rows,
 //! in a backend-specific order that stays valid from one [`ExpertOperations::route`] to the next.
 
-use crate::{BackendError, Linear, Memory, NetworkPart};
+use crate::{BackendError, Linear, Memory};
 
 /// The operations on experts. Every operation's error is a device error.
 #[expect(
@@ -23,22 +23,6 @@ pub trait ExpertOperations: Memory {
         logits: &Self::Buffer,
         routes: &mut Self::Routes,
     ) -> Result<(), BackendError>;
-
-    /// Prepares to compute `part` on the device while the host computes the experts entered last. Returns
-    /// whether it will: then the caller queues the operations of `part` first, followed by those of the
-    /// experts. `rows`, `[n_rows, width]`, is the experts' input. If the result is true, it is copied to the
-    /// host, since a copy queued later would wait for `part`.
-    fn begin_next_to(
-        &mut self,
-        part: NetworkPart,
-        rows: &Self::Buffer,
-        n_rows: usize,
-        width: usize,
-    ) -> Result<bool, BackendError> {
-        // One device computes them one after the other.
-        let _ = (part, rows, n_rows, width);
-        Ok(false)
-    }
 
     /// Multiplies each choice's row by the matrix of the chosen expert and adds that expert's bias:
     /// `output: [n_choices, n_out]`. Weights of experts without rows are not read.

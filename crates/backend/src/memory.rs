@@ -6,7 +6,7 @@
 
 use tokenmill_gguf::{TensorBytes, TensorType};
 
-use crate::{BackendError, ExecutorLimits, KvLayout, NetworkPart, NetworkShape, StateLayout};
+use crate::{BackendError, ExecutorLimits, KvLayout, NetworkShape, StateLayout};
 
 /// The memory of a network's weights and buffers on a device.
 pub trait Memory: Sized + Send + 'static {
@@ -18,11 +18,6 @@ pub trait Memory: Sized + Send + 'static {
     type Buffer: Send + 'static;
     /// The experts and weights of each row of a step, with the data that the operations on experts need.
     type Routes: Send + 'static;
-
-    /// Sets the part of the network to which the next allocations, or the next operations, belong.
-    fn enter(&mut self, part: NetworkPart) {
-        let _ = part;
-    }
 
     /// Uploads a weight matrix `[n_out, n_in]`, rows contiguous, in the file's type.
     ///

@@ -1,8 +1,7 @@
-//! [`NetworkPart`]: the parts of a network that a backend may keep in different memories.
+//! [`NetworkPart`]: the parts of a network that a device may keep in different memories.
 //!
-//! Loads and steps both use it: [`Memory::enter`](crate::Memory::enter) sets the part to which the next
-//! allocations, or the next operations, belong. Invariant: a part is entirely in one memory, or entirely in
-//! both.
+//! A load enters a part before its weights ([`WeightStore::enter`](crate::program::WeightStore::enter)), and each operation of a
+//! program is stamped with its part. Invariant: a part is entirely in one memory, or entirely in both.
 
 /// A part of a network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -29,9 +28,9 @@ pub enum NetworkPart {
 /// One of the two memories that a network can be split over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Side {
-    /// The host. A backend that is not split has nothing there.
+    /// The host. A device that is not split has nothing there.
     Host,
-    /// The device. A backend that is not split has everything there, even if the device is the host.
+    /// The device. One that is not split has everything there, even if it is the host.
     Device,
 }
 

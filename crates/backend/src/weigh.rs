@@ -6,7 +6,7 @@ use tokenmill_gguf::TensorType;
 
 use crate::{Allocation, Backend, NetworkPart, Side};
 
-/// Reports the memory of a load. Object-safe; every [`Backend`] implements it.
+/// Reports the memory of a load. Object-safe; every [`Backend`] implements it, with everything on [`Side::Device`].
 pub trait Weigh {
     /// Returns the device's name, for errors.
     fn device(&self) -> &'static str;
@@ -14,7 +14,7 @@ pub trait Weigh {
     /// Returns whether it can compute matrices of this type.
     fn supports(&self, ty: TensorType) -> bool;
 
-    /// Returns whether the backend combines two backends that divide the network between them.
+    /// Returns whether two backends divide the network between them.
     fn is_split(&self) -> bool;
 
     /// Returns whether the device works independently of the host's threads, in memory of its own.
@@ -34,14 +34,17 @@ impl<B: Backend> Weigh for B {
     }
 
     fn is_split(&self) -> bool {
-        Backend::is_split(self)
+        false
     }
 
     fn works_apart(&self) -> bool {
         Backend::works_apart(self)
     }
 
-    fn bytes_at(&self, side: Side, part: NetworkPart, allocation: &Allocation<'_>) -> usize {
-        Backend::bytes_at(self, side, part, allocation)
+    fn bytes_at(&self, side: Side, _: NetworkPart, allocation: &Allocation<'_>) -> usize {
+        match side {
+            Side::Device => self.bytes_of(allocation),
+            Side::Host => 0,
+        }
     }
 }

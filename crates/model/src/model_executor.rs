@@ -3,12 +3,12 @@
 //! The order of a step (check, upload, run, read) stands here once for all devices. Invariant: a batch is
 //! validated before it reaches the device, so a device checks nothing.
 
-use std::collections::VecDeque;
+use std::{any::Any, collections::VecDeque};
 
 use tokenmill_backend::{
-    Adapter, AdapterError, AdapterId, Backend, BatchError, Executor, ExecutorLimits, ForwardBatch,
-    GroupLimits, MemoryFormat, MemoryPlace, PageCopy, PageGroup, RowOutput, StepError, StepOutput, StepTrace,
-    Ticket, TokenSource, program::ProgramDevice,
+    Adapter, AdapterError, AdapterId, BatchError, Executor, ExecutorLimits, ForwardBatch, GroupLimits,
+    MemoryFormat, MemoryPlace, PageCopy, PageGroup, RowOutput, StepError, StepOutput, StepTrace, Ticket,
+    TokenSource, program::ProgramDevice,
 };
 
 use crate::network::Network;
@@ -44,7 +44,7 @@ impl ModelExecutor {
     ///
     /// # Panics
     /// If the network was loaded on a backend of another type.
-    pub fn backend<B: Backend>(&self) -> &B {
+    pub fn backend<B: Any>(&self) -> &B {
         self.device.backend().downcast_ref().expect(OF_TYPE)
     }
 
@@ -52,7 +52,7 @@ impl ModelExecutor {
     ///
     /// # Panics
     /// If the network was loaded on a backend of another type.
-    pub fn backend_mut<B: Backend>(&mut self) -> &mut B {
+    pub fn backend_mut<B: Any>(&mut self) -> &mut B {
         self.device.backend_mut().downcast_mut().expect(OF_TYPE)
     }
 

@@ -1,15 +1,14 @@
-//! A backend made of two: parts of a network on the host, the rest on a device.
+//! A device made of two: parts of a network on the host, the rest on a device.
 //!
 //! A network that does not fit on a device is computed by both. [`Placement`] assigns parts to sides: whole
 //! layers, mixers or feed-forward networks of layers, experts. Keys, values and recurrent states are on the
-//! side of their layer's mixer. [`Placed`] is a [`Backend`](tokenmill_backend::Backend) like any other: the
-//! forward pass, the scheduler and the prefix cache need no changes, and page numbers mean the same on both
-//! sides.
+//! side of their layer's mixer. [`Placed`] is a [`ProgramDevice`](tokenmill_backend::program::ProgramDevice)
+//! like any other: the network's program, the scheduler and the prefix cache need no changes, and page numbers
+//! mean the same on both sides.
 //!
-//! **The key decision:** the forward pass announces the next part, [`Placed`] runs its operations on the
-//! part's side, and buffers are copied when an operation reads on one side what the other wrote. So there is
-//! a border wherever two consecutive parts are on different sides, and it costs a copy of the rows of hidden
-//! states that cross it; there is no second forward pass.
+//! **The key decision:** a pass over the program gives each operation a side and inserts a copy where one side
+//! reads a value that the other wrote; a router runs the result. So there is a border wherever two consecutive
+//! parts are on different sides, and it costs a copy of the rows of hidden states that cross it.
 //!
 //! ```
 //! use tokenmill_backend::{AttentionShape, KvStoreOfLayer, LayerShape, NetworkShape, Side};
@@ -33,32 +32,23 @@
 #![forbid(unsafe_code)]
 
 mod bandwidths;
-mod buffer;
-mod experts;
+mod border;
+mod device;
 mod group;
-mod kept;
-mod latent;
-mod layers;
-mod operations;
 mod overlap;
 mod placed;
 mod placement;
-mod program_device;
-mod recurrence;
 mod request;
 mod retreat;
-mod sequences;
+mod schedule;
 mod step;
 mod step_thresholds;
-mod streams;
 mod traffic;
 
 pub use bandwidths::{Bandwidths, BandwidthsError};
-pub use buffer::PlacedBuffer;
 pub use group::{GroupExecutor, GroupRank};
-pub use kept::Kept;
 pub use overlap::Overlap;
-pub use placed::{Placed, PlacedRoutes};
+pub use placed::Placed;
 pub use placement::{LayerPlacement, Placement};
 pub use request::{BatchThreshold, DeviceLayers, PartsRequest, PartsRequestError, PlacementRequest};
 pub use retreat::{Candidate, Retreat, n_accepted, ranked};

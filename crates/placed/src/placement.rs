@@ -51,7 +51,7 @@ pub struct Placement {
 
 /// One side or both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Sides([bool; 2]);
+pub(crate) struct Sides(pub(crate) [bool; 2]);
 
 impl Sides {
     pub(crate) const NONE: Self = Self([false; 2]);
@@ -211,6 +211,17 @@ impl Placement {
                 _ => now,
             },
         }
+    }
+
+    /// Returns the layers of a store on a side, of the first `n_layers`; `part` is the kind of store.
+    pub(crate) fn stored_on(
+        &self,
+        side: Side,
+        part: fn(usize) -> NetworkPart,
+        n_layers: usize,
+    ) -> Vec<usize> {
+        let is_here = |idx: &usize| self.sides(part(*idx)).has(side);
+        (0..n_layers).filter(is_here).collect()
     }
 
     /// Returns the side on which rows of tokens are created: that of the first layer.

@@ -1,29 +1,27 @@
 //! How a step begins, runs and is read on both sides.
 //!
 //! Both sides get the values of a step. The device samples. The host needs the ids of tokens that the device
-//! sampled in the previous step, if it has the first layer and so creates rows of tokens. In decode steps,
-//! the device's operations between two borders are recorded in a second pass that runs nothing, and replayed
-//! when a step with the same shape comes again. A step of many rows may have two parts, which are begun and
-//! run one after the other; the device still works on the first when the host computes the second. Invariant:
-//! a step's results are returned once, in order, even if its tokens were needed earlier.
+//! sampled in the previous step, if it has the first layer and so creates rows of tokens. A step of many rows
+//! may have two parts, which are begun and run one after the other; the device still works on the first when
+//! the host computes the second. Invariant: a step's results are returned once, in order, even if its tokens
+//! were needed earlier.
 
 use tokenmill_backend::{
-    BackendError, ForwardBatch, NetworkPart, Recorded, Side, SplitOperations, StepOutput, StepShape,
-    TokenSource,
+    BackendError, ForwardBatch, Recorded, Side, SplitOperations, StepOutput, TokenSource,
 };
 
 use crate::{
     Placed,
-    placed::{Mode, Pass, Results},
+    placed::{Mode, Pass, Programs, Results},
 };
 
 /// Maximum number of steps, or parts of steps, whose unread results the device keeps.
 const MAX_OPEN: usize = 2;
 
 impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
-    pub(crate) fn begin(&mut self, batch: &ForwardBatch) -> Result<StepShape, BackendError> {
+    pub(crate) fn begin(&mut self, batch: &ForwardBatch) -> Result<(), BackendError> {
         self.choose_route(batch.n_tokens(), batch.n_seqs());
-        let works_apart = self.device.works_apart() && self.goes_to_device;
+        let works_apart = self.device.backend.works_apart() && self.goes_to_device;
         // An encoder's tokens see all others of their sequence.
         let cut = (!self.is_encoder).then(|| self.overlap.cut_of(batch, &self.placement, works_apart));
         let cut = cut.flatten();
@@ -48,7 +46,7 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
         known: Option<&mut ForwardBatch>,
         device_knows_rows: bool,
         cut: Option<usize>,
-    ) -> Result<StepShape, BackendError> {
+    ) -> Result<(), BackendError> {
         let on_host = match known {
             Some(known) => {
                 known.copy_from(batch);
@@ -74,33 +72,32 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
         &mut self,
         on_host: &ForwardBatch,
         on_device: &ForwardBatch,
-    ) -> Result<StepShape, BackendError> {
-        let host = self.host.begin_part(on_host)?;
-        let device = self.device.begin_part(on_device)?;
+    ) -> Result<(), BackendError> {
+        let host = self.host.backend.begin_part(on_host)?;
+        let device = self.device.backend.begin_part(on_device)?;
         self.shapes = [Some(host), Some(device)];
-        Ok(device)
+        Ok(())
     }
 
-    fn begin_part(&mut self, part_idx: usize) -> Result<StepShape, BackendError> {
+    fn begin_part(&mut self, part_idx: usize) -> Result<(), BackendError> {
         let part = std::mem::take(&mut self.parts[part_idx]);
         let outcome = self.begin_on_both(&part, &part);
         self.parts[part_idx] = part;
         outcome
     }
 
-    pub(crate) fn run(
-        &mut self,
-        shape: StepShape,
-        body: &mut dyn FnMut(&mut Self, StepShape) -> Result<(), BackendError>,
-    ) -> Result<(), BackendError> {
-        self.run_part(shape, body)?;
+    /// Runs the begun step.
+    pub(crate) fn run(&mut self) -> Result<(), BackendError> {
+        let programs = self.programs.clone();
+        let programs = programs.expect("memory is allocated before the first step");
+        self.run_part(&programs)?;
         let mut n_parts = 1;
         if self.is_cut {
             // The device computes the first part meanwhile.
-            let second = (self.begin_part(1)).and_then(|shape| self.run_part(shape, body));
+            let second = (self.begin_part(1)).and_then(|()| self.run_part(&programs));
             if let Err(error) = second {
                 // Read and drop the first part's result, so that it is not taken for a later step's.
-                let _ = self.device.read(&mut self.results.second);
+                let _ = self.device.backend.read(&mut self.results.second);
                 return Err(error);
             }
             n_parts = 2;
@@ -110,53 +107,36 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
     }
 
     /// Runs a begun step, or a part of one.
-    fn run_part(
-        &mut self,
-        shape: StepShape,
-        body: &mut dyn FnMut(&mut Self, StepShape) -> Result<(), BackendError>,
-    ) -> Result<(), BackendError> {
+    fn run_part(&mut self, programs: &Programs) -> Result<(), BackendError> {
         let shapes = Side::ALL.map(|side| self.shape_on(side));
         let _entered = (
-            self.host.enter_step(&shapes[0]),
-            self.device.enter_step(&shapes[1]),
+            self.host.backend.enter_step(&shapes[0]),
+            self.device.backend.enter_step(&shapes[1]),
         );
         // A part takes the route of its whole step, which its own shape does not determine.
         let recorded = if self.is_cut {
             Recorded::CannotBe
         } else {
-            self.device.recorded(&shapes[1])
+            self.device.backend.recorded(&shapes[1])
         };
         let mode = if recorded == Recorded::Yes {
             Mode::Replay
         } else {
             Mode::Run
         };
-        self.pass(mode, shape, body)?;
-        self.host.end_part(&shapes[0], false)?;
-        self.device.end_part(&shapes[1], true)?;
+        self.pass(programs, mode)?;
+        self.host.backend.end_part(&shapes[0], false)?;
+        self.device.backend.end_part(&shapes[1], true)?;
         if recorded == Recorded::NotYet {
             // The step has run; a second pass only records.
-            let outcome = self.pass(Mode::Record, shape, body);
-            self.device.keep_segments(&shapes[1], outcome.is_ok());
+            let outcome = self.pass(programs, Mode::Record);
+            self.device.backend.keep_segments(&shapes[1], outcome.is_ok());
             self.pass = Pass::new(Mode::Run);
             if let Err(error @ BackendError::Lost { .. }) = outcome {
                 return Err(error);
             }
         }
         Ok(())
-    }
-
-    /// Passes over the operations of the step once.
-    fn pass(
-        &mut self,
-        mode: Mode,
-        shape: StepShape,
-        body: &mut dyn FnMut(&mut Self, StepShape) -> Result<(), BackendError>,
-    ) -> Result<(), BackendError> {
-        self.pass = Pass::new(mode);
-        self.now = self.placement.side(NetworkPart::Input, true, Side::Device);
-        body(self, shape)?;
-        self.leave_device()
     }
 
     /// Fetches the results of all steps from the device.
@@ -171,10 +151,10 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
 
     /// Reads the results of a step from the device, part after part.
     fn read_parts(&mut self, n_parts: usize, output: &mut StepOutput) -> Result<(), BackendError> {
-        let mut outcome = self.device.read(output);
+        let mut outcome = self.device.backend.read(output);
         for _ in 1..n_parts {
             // Read even after a failed part, so that its result is not taken for a later step's.
-            outcome = outcome.and(self.device.read(&mut self.results.second));
+            outcome = outcome.and(self.device.backend.read(&mut self.results.second));
             if outcome.is_ok() {
                 output.append(&self.results.second);
             }

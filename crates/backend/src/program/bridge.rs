@@ -14,14 +14,13 @@ use crate::{
 };
 
 use super::{
-    AdapterStore, ChangeData, HostRows, LinearId, MatrixId, NormId, Prepared, ProgramDevice, WeightStore,
-    changes::Changes, tables::Tables,
+    AdapterStore, ChangeData, HostRows, Interpreter, LinearId, MatrixId, NormId, Prepared, ProgramDevice,
+    WeightStore, changes::Changes,
 };
 
 /// A backend with the weights, the adapters and the memory of one network's programs.
 pub struct Bridge<B: Backend> {
-    backend: B,
-    tables: Tables<B>,
+    own: Interpreter<B>,
     changes: Changes<B::Matrix>,
     /// The matrices of another network that this one shares.
     shared: VecDeque<B::Matrix>,
@@ -39,8 +38,7 @@ impl<B: Backend> Bridge<B> {
     /// are chosen.)
     pub fn boxed(backend: B) -> Box<dyn ProgramDevice> {
         Box::new(Self {
-            backend,
-            tables: Tables::default(),
+            own: Interpreter::new(backend),
             changes: Changes::default(),
             shared: VecDeque::new(),
             prepared: None,
@@ -51,19 +49,19 @@ impl<B: Backend> Bridge<B> {
 
 impl<B: Backend> ProgramDevice for Bridge<B> {
     fn weigh(&self) -> &dyn Weigh {
-        &self.backend
+        &self.own.backend
     }
 
     fn takes_late_masks(&self) -> bool {
-        self.backend.takes_late_masks()
+        self.own.backend.takes_late_masks()
     }
 
     fn takes_rows(&self) -> bool {
-        self.backend.takes_rows()
+        self.own.backend.takes_rows()
     }
 
     fn trace(&self) -> Option<StepTrace> {
-        self.backend.trace()
+        self.own.backend.trace()
     }
 
     fn prepare(
@@ -73,12 +71,12 @@ impl<B: Backend> ProgramDevice for Bridge<B> {
         kv: &KvLayout,
         plan: &MemoryPlan,
     ) -> Result<(), BackendError> {
-        self.backend.prepare(network, limits, kv, plan)
+        self.own.backend.prepare(network, limits, kv, plan)
     }
 
     fn share(&mut self, other: &dyn ProgramDevice, matrices: &[MatrixId]) -> Result<(), BackendError> {
         let share = |other: &Self| {
-            let matrix = |&id: &MatrixId| other.tables.matrix(id).expect("a matrix of the network");
+            let matrix = |&id: &MatrixId| other.own.tables.matrix(id).expect("a matrix of the network");
             let matrices = matrices.iter().map(matrix);
             matrices.map(B::share_matrix).collect()
         };
@@ -100,19 +98,18 @@ impl<B: Backend> ProgramDevice for Bridge<B> {
         kv: &KvLayout,
         states: Option<&StateLayout>,
     ) -> Result<(), BackendError> {
-        self.backend.alloc_kv(kv)?;
+        self.own.backend.alloc_kv(kv)?;
         if let Some(states) = states {
-            self.backend.alloc_states(states)?;
+            self.own.backend.alloc_states(states)?;
         }
-        self.tables.alloc(prepared.slots(), &mut self.backend)?;
+        self.own.alloc(prepared.slots().iter().map(Some))?;
         self.prepared = Some(prepared);
         Ok(())
     }
 
     fn run_step(&mut self, batch: &ForwardBatch) -> Result<(), BackendError> {
         let Self {
-            backend,
-            tables,
+            own: Interpreter { backend, tables },
             prepared,
             last_shape,
             ..
@@ -126,19 +123,19 @@ impl<B: Backend> ProgramDevice for Bridge<B> {
     }
 
     fn read(&mut self, output: &mut StepOutput) -> Result<(), BackendError> {
-        self.backend.read(output)
+        self.own.backend.read(output)
     }
 
     fn copy_pages(&mut self, group: PageGroup, copies: &[PageCopy]) -> Result<(), BackendError> {
-        self.backend.copy_pages(group, copies)
+        self.own.backend.copy_pages(group, copies)
     }
 
     fn sequences(&self) -> &dyn SequenceMemory {
-        &self.backend
+        &self.own.backend
     }
 
     fn sequences_mut(&mut self) -> &mut dyn SequenceMemory {
-        &mut self.backend
+        &mut self.own.backend
     }
 
     fn has_adapter(&self, id: AdapterId) -> bool {
@@ -155,60 +152,54 @@ impl<B: Backend> ProgramDevice for Bridge<B> {
     }
 
     fn backend(&self) -> &dyn Any {
-        &self.backend
+        &self.own.backend
     }
 
     fn backend_mut(&mut self) -> &mut dyn Any {
-        &mut self.backend
+        &mut self.own.backend
     }
 }
 
 impl<B: Backend> WeightStore for Bridge<B> {
-    fn enter(&mut self, part: NetworkPart) {
-        self.backend.enter(part);
-    }
+    fn enter(&mut self, _: NetworkPart) {}
 
     fn store_matrix(&mut self, data: &MatrixData<'_>) -> Result<(), BackendError> {
-        let matrix = self.backend.upload_matrix(data)?;
-        self.tables.matrices.push(Some(matrix));
-        Ok(())
+        self.own.store_matrix(Some(data))
     }
 
     fn share_matrix(&mut self) {
         let matrix = self.shared.pop_front().expect("as many as the network shares");
-        self.tables.matrices.push(Some(matrix));
+        self.own.tables.matrices.push(Some(matrix));
     }
 
     fn store_vector(&mut self, values: &[f32]) -> Result<(), BackendError> {
-        let vector = self.backend.upload_vector(values)?;
-        self.tables.vectors.push(Some(vector));
-        Ok(())
+        self.own.store_vector(Some(values))
     }
 }
 
 impl<B: Backend> AdapterStore for Bridge<B> {
     fn takes_adapters(&self) -> bool {
-        self.backend.takes_adapters()
+        self.own.backend.takes_adapters()
     }
 
     fn begin(&mut self, id: AdapterId, n_bytes: usize, n_places: usize) -> Result<(), AdapterError> {
         if !self.changes.has_begun(id) {
-            self.backend.check_adapter_room(n_bytes)?;
+            self.own.backend.check_adapter_room(n_bytes)?;
             self.changes.begin(id, n_places);
         }
         Ok(())
     }
 
     fn upload(&mut self, id: AdapterId, place: usize, change: &ChangeData<'_>) -> Result<(), AdapterError> {
-        self.changes.upload(&mut self.backend, id, place, change)
+        self.changes.upload(&mut self.own.backend, id, place, change)
     }
 
     fn add(&mut self, id: AdapterId, strength: f32) -> Result<(), AdapterError> {
-        self.changes.add(&mut self.backend, id, strength)
+        self.changes.add(&mut self.own.backend, id, strength)
     }
 
     fn copy(&mut self, from: AdapterId, id: AdapterId, strength: f32) -> Result<(), AdapterError> {
-        self.changes.copy(&mut self.backend, from, id, strength)
+        self.changes.copy(&mut self.own.backend, from, id, strength)
     }
 
     fn discard(&mut self, id: AdapterId) {
@@ -216,7 +207,7 @@ impl<B: Backend> AdapterStore for Bridge<B> {
     }
 
     fn remove(&mut self, id: AdapterId) {
-        self.backend.remove_adapter(id);
+        self.own.backend.remove_adapter(id);
         self.changes.remove(id);
     }
 }
@@ -230,9 +221,9 @@ impl<B: Backend> HostRows for Bridge<B> {
         y: &mut Vec<f32>,
     ) -> Result<(), BackendError> {
         let (x, y) = (buffer::<B>(x), buffer_mut::<B>(y));
-        let bound = self.tables.take_linear(linear);
-        let done = self.backend.linear(&bound, x, n_rows, y);
-        self.tables.return_linear(linear, bound);
+        let bound = self.own.tables.take_linear(linear);
+        let done = self.own.backend.linear(&bound, x, n_rows, y);
+        self.own.tables.return_linear(linear, bound);
         done
     }
 
@@ -244,9 +235,9 @@ impl<B: Backend> HostRows for Bridge<B> {
         y: &mut Vec<f32>,
     ) -> Result<(), BackendError> {
         let (x, y) = (buffer::<B>(x), buffer_mut::<B>(y));
-        let (bound, ids) = self.tables.take_vectors(norm);
-        let done = self.backend.norm(&bound, x, n_rows, y);
-        self.tables.return_vectors::<NormId>(bound, ids);
+        let (bound, ids) = self.own.tables.take_vectors(norm);
+        let done = self.own.backend.norm(&bound, x, n_rows, y);
+        self.own.tables.return_vectors::<NormId>(bound, ids);
         done
     }
 
@@ -257,7 +248,8 @@ impl<B: Backend> HostRows for Bridge<B> {
         width: usize,
         rows: &mut Vec<f32>,
     ) -> Result<(), BackendError> {
-        self.backend
+        self.own
+            .backend
             .activation(activation, n_rows, width, buffer_mut::<B>(rows), None)
     }
 
@@ -269,12 +261,12 @@ impl<B: Backend> HostRows for Bridge<B> {
         delta: &Vec<f32>,
     ) -> Result<(), BackendError> {
         let (rows, delta) = (buffer_mut::<B>(rows), buffer::<B>(delta));
-        self.backend.add(1.0, n_rows, width, rows, delta)
+        self.own.backend.add(1.0, n_rows, width, rows, delta)
     }
 
     fn tap(&self, tap_idx: usize, n_rows: usize) -> Option<Vec<f32>> {
         let (prepared, shape) = (self.prepared.as_ref()?, self.last_shape.as_ref()?);
-        let (tap, width) = prepared.tap(&self.tables, shape, tap_idx)?;
+        let (tap, width) = prepared.tap(&self.own.tables, shape, tap_idx)?;
         let rows: &Vec<f32> = (tap as &dyn Any).downcast_ref().expect(ON_HOST);
         Some(rows[..n_rows * width].to_vec())
     }

@@ -11,6 +11,7 @@ mod device;
 mod expand;
 mod fuse;
 mod infer;
+mod interpreter;
 mod narrow;
 mod op;
 mod operands;
@@ -35,15 +36,16 @@ use crate::{KvLayerShape, NetworkPart};
 
 pub use bridge::Bridge;
 pub use device::{AdapterStore, ChangeData, HostRows, ProgramDevice};
+pub use interpreter::Interpreter;
 pub use narrow::{StepVariant, Wanted};
 pub use op::{
     AttentionId, CarriedValue, ExpertInputKind, LinearId, NormId, Op, ProductTo, RopeId, StoredHeads,
     ValueColumns,
 };
-pub use operands::OperandRole;
+pub use operands::{OperandRole, WeightId};
 pub use over::OverVectors;
-pub use prepared::{Fusion, Prepared};
-pub use slots::{Slot, Slots};
+pub use prepared::{Fusion, Prepared, VariantProgram};
+pub use slots::{Beside, Slot, Slots};
 pub use value::{RowCount, RowKind, Value, ValueInfo};
 pub use verify::ProgramError;
 pub use weights::{MatrixId, MatrixInfo, VectorId, VectorInfo, WeightStore, Weights};

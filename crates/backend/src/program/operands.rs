@@ -2,7 +2,7 @@
 //!
 //! Invariant: [`Op::visit`] is the only list of an operation's operands.
 
-use super::{CarriedValue, Op, Value};
+use super::{CarriedValue, LinearId, MatrixId, Op, OverVectors, StoredHeads, Value, VectorId};
 
 /// The use of an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +19,104 @@ pub enum OperandRole {
     Result,
 }
 
+/// A weight that an operation names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WeightId {
+    /// A matrix.
+    Matrix(MatrixId),
+    /// A vector.
+    Vector(VectorId),
+}
+
+/// Appends the vectors among the arguments of an operation.
+fn add_vectors<A: OverVectors<VectorId>>(weights: &mut Vec<WeightId>, arguments: A) {
+    arguments.map_vectors(&mut |id: VectorId| weights.push(WeightId::Vector(id)));
+}
+
+/// Appends a matrix and its bias.
+fn add_linear(weights: &mut Vec<WeightId>, linear: LinearId) {
+    weights.push(WeightId::Matrix(linear.matrix));
+    add_vectors(weights, linear);
+}
+
+fn add_heads(weights: &mut Vec<WeightId>, heads: &StoredHeads) {
+    [heads.q_norm, heads.k_norm]
+        .into_iter()
+        .flatten()
+        .for_each(|norm| add_vectors(weights, norm));
+    if let Some(rope) = heads.rope {
+        add_vectors(weights, rope);
+    }
+}
+
 impl Op {
+    /// Returns the weights that it reads.
+    pub fn weights(&self) -> Vec<WeightId> {
+        let mut weights = Vec::new();
+        let all = &mut weights;
+        match self {
+            Self::Embed { table, .. } => all.push(WeightId::Matrix(*table)),
+            Self::AddRow { row, .. } | Self::MultiplyByRow { row, .. } => all.push(WeightId::Vector(*row)),
+            Self::AddPositions { table, .. } => all.push(WeightId::Vector(*table)),
+            Self::Norm { norm, .. } | Self::AddNorm { norm, .. } => add_vectors(all, *norm),
+            Self::Linear { linear, .. } => add_linear(all, *linear),
+            Self::HeadsLinear { heads, .. } => add_linear(all, *heads),
+            Self::ExpertsLinear { experts, .. } => add_linear(all, *experts),
+            Self::Rope { rope, .. } => add_vectors(all, *rope),
+            Self::Attention { attention, .. } => add_vectors(all, *attention),
+            Self::Route { router, .. } => add_vectors(all, *router),
+            Self::ShortConv { conv, .. } => add_vectors(all, *conv),
+            Self::SsmScan { scan, .. } => add_vectors(all, *scan),
+            Self::DeltaNet { net, .. } => add_vectors(all, *net),
+            Self::LinearGroup { products, .. } => {
+                products
+                    .iter()
+                    .for_each(|product| add_linear(all, product.linear));
+            }
+            Self::LinearGated { gate, up, .. } | Self::ExpertsGated { gate, up, .. } => {
+                add_linear(all, *gate);
+                add_linear(all, up.linear);
+            }
+            Self::LinearAddNorm { product, norm, .. } => {
+                add_linear(all, product.linear);
+                add_vectors(all, *norm);
+            }
+            Self::RopeStoreKv { heads, .. } => add_heads(all, heads),
+            Self::RopeAttention { heads, attention, .. } => {
+                add_heads(all, heads);
+                add_vectors(all, *attention);
+            }
+            Self::HiddenInputs { .. }
+            | Self::AddInputRows { .. }
+            | Self::ScaleByPosition { .. }
+            | Self::StoreKv { .. }
+            | Self::StoreLatent { .. }
+            | Self::Activation { .. }
+            | Self::Xielu { .. }
+            | Self::CutBelow { .. }
+            | Self::Add { .. }
+            | Self::Scale { .. }
+            | Self::TakeColumns { .. }
+            | Self::Join { .. }
+            | Self::Gather { .. }
+            | Self::AsLogits { .. }
+            | Self::Move { .. }
+            | Self::WeighChoices { .. }
+            | Self::Combine { .. }
+            | Self::RepeatRows { .. }
+            | Self::MatchMagnitudes { .. }
+            | Self::PredictStreams { .. }
+            | Self::CorrectStreams { .. }
+            | Self::AddToOthers { .. }
+            | Self::AllReduce { .. }
+            | Self::AllGather { .. }
+            | Self::MeanOfSequences { .. }
+            | Self::Tap { .. }
+            | Self::Sample { .. } => {}
+        }
+        weights
+    }
+
     /// Visits all operands. Operands that a result takes over come in the order of the results.
     #[expect(clippy::too_many_lines, reason = "one arm for each operation")]
     pub fn visit(&mut self, visit: &mut dyn FnMut(&mut Value, OperandRole)) {

@@ -29,17 +29,32 @@ pub enum Fusion {
 
 /// A variant's program, with the slots of its values.
 #[derive(Clone, Debug)]
-pub(super) struct VariantProgram {
+pub struct VariantProgram {
     pub(super) ops: Vec<Stamped>,
     pub(super) values: Vec<ValueInfo>,
     slot_of: Vec<Option<u32>>,
-    /// By operation: the experts and the shared network after a route, which may run in either order.
-    pub(super) beside: Vec<Option<Beside>>,
+    beside: Vec<Option<Beside>>,
 }
 
 impl VariantProgram {
-    pub(super) fn slot(&self, value: Value) -> usize {
+    /// Returns the operations, in order.
+    pub fn ops(&self) -> &[Stamped] {
+        &self.ops
+    }
+
+    /// Returns the shape of a value.
+    pub fn value(&self, value: Value) -> &ValueInfo {
+        &self.values[value.index()]
+    }
+
+    /// Returns the index of a value's slot.
+    pub fn slot(&self, value: Value) -> usize {
         self.slot_of[value.index()].expect("a verified program has memory for its values") as usize
+    }
+
+    /// Returns the experts and the shared network after the route at an index, if these may run in either order.
+    pub fn beside(&self, route_idx: usize) -> Option<&Beside> {
+        self.beside[route_idx].as_ref()
     }
 }
 
@@ -94,6 +109,15 @@ impl Prepared {
         &self.slots
     }
 
+    /// Returns the programs, in the order of [`StepVariant::ALL`].
+    pub fn variants(&self) -> &[VariantProgram] {
+        &self.variants
+    }
+
+    pub(super) fn variant(&self, shape: &StepShape) -> &VariantProgram {
+        &self.variants[StepVariant::of(shape).index()]
+    }
+
     /// Runs the step of a shape, except that the device has begun it.
     pub(super) fn run<B: Backend>(
         &self,
@@ -101,11 +125,10 @@ impl Prepared {
         tables: &mut Tables<B>,
         shape: &StepShape,
     ) -> Result<(), BackendError> {
-        let program = &self.variants[StepVariant::of(shape).index()];
         Run {
             backend,
             tables,
-            program,
+            program: self.variant(shape),
             shape,
             prepared: self,
         }
@@ -119,7 +142,7 @@ impl Prepared {
         shape: &StepShape,
         tap_idx: usize,
     ) -> Option<(&'a B::Buffer, usize)> {
-        let program = &self.variants[StepVariant::of(shape).index()];
+        let program = self.variant(shape);
         let mut taps = (program.ops.iter()).filter_map(|stamped| match stamped.op {
             Op::Tap { y, .. } => Some(y),
             _ => None,

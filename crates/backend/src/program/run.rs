@@ -3,13 +3,13 @@
 use std::array;
 
 use crate::{
-    Backend, BackendError, Columns, Linear, LinearJob, Memory, NetworkPart, Norm, Rope, RopeStoreKv,
-    StepShape, StreamsShape,
+    Backend, BackendError, Columns, Linear, LinearJob, Memory, Norm, Rope, RopeStoreKv, StepShape,
+    StreamsShape,
 };
 
 use super::{
-    LinearId, Op, OverVectors, Prepared, ProductTo, StoredHeads, Value, ValueColumns, ValueInfo, VectorId,
-    prepared::VariantProgram, slots::Beside, tables::Tables,
+    LinearId, OverVectors, Prepared, ProductTo, StoredHeads, Value, ValueColumns, ValueInfo, VariantProgram,
+    VectorId, tables::Tables,
 };
 
 /// Largest number of products in a group.
@@ -59,50 +59,7 @@ impl<B: Backend> Run<'_, B> {
         if self.shape.n_tokens == 0 {
             return self.sample(None, None);
         }
-        let program = self.program;
-        let mut part = None;
-        let mut op_idx = 0;
-        while op_idx < program.ops.len() {
-            self.run_at(op_idx, &mut part)?;
-            if let Some(Beside { experts, shared }) = &program.beside[op_idx]
-                && self.begins_shared(experts.start, shared.start)?
-            {
-                part = None;
-                for op_idx in shared.clone().chain(experts.clone()) {
-                    self.run_at(op_idx, &mut part)?;
-                }
-                op_idx = shared.end;
-                continue;
-            }
-            op_idx += 1;
-        }
-        Ok(())
-    }
-
-    fn run_at(&mut self, op_idx: usize, part: &mut Option<NetworkPart>) -> Done {
-        let stamped = &self.program.ops[op_idx];
-        if *part != Some(stamped.part) {
-            *part = Some(stamped.part);
-            self.backend.enter(stamped.part);
-        }
-        self.op(&stamped.op)
-    }
-
-    /// Returns whether the device computes the shared network while the host computes the experts.
-    fn begins_shared(&mut self, expert_idx: usize, shared_idx: usize) -> Result<bool, BackendError> {
-        let program = self.program;
-        let (Op::ExpertsLinear { x: input, .. } | Op::ExpertsGated { x: input, .. }) =
-            program.ops[expert_idx].op
-        else {
-            return Ok(false);
-        };
-        let (n_rows, width) = (self.rows(input), self.width(input));
-        let read = Read {
-            tables: self.tables,
-            program,
-        };
-        self.backend
-            .begin_next_to(program.ops[shared_idx].part, read.of(input), n_rows, width)
+        (self.program.ops.iter()).try_for_each(|stamped| self.op(&stamped.op))
     }
 
     pub(super) fn rows(&self, value: Value) -> usize {

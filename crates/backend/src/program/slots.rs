@@ -126,13 +126,13 @@ fn slot_for(info: ValueInfo, limits: &ExecutorLimits, part: NetworkPart) -> Slot
     }
 }
 
-/// Operations that a device may compute while the host computes experts.
+/// Operations after the route of a layer's experts that may run in either order, so that two devices can compute at once.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Beside {
+pub struct Beside {
     /// The operations of the experts.
-    pub(super) experts: Range<usize>,
+    pub experts: Range<usize>,
     /// The operations of the shared network.
-    pub(super) shared: Range<usize>,
+    pub shared: Range<usize>,
 }
 
 impl Program {

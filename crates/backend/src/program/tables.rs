@@ -1,6 +1,6 @@
 //! [`Tables`]: a device's weights by index, and the memory of a program's values.
 
-use crate::{Backend, BackendError, Linear, NetworkPart};
+use crate::{Backend, BackendError, Linear};
 
 use super::{LinearId, MatrixId, OverVectors, Slot, VectorId, run::LinearOf};
 
@@ -8,7 +8,7 @@ use super::{LinearId, MatrixId, OverVectors, Slot, VectorId, run::LinearOf};
 const MAX_VECTORS: usize = 3;
 
 /// A device's side of programs: weights by index, and the memory of values. Each is absent only while an operation
-/// has it.
+/// has it, or if another backend has it.
 pub(super) struct Tables<B: Backend> {
     pub(super) matrices: Vec<Option<B::Matrix>>,
     pub(super) vectors: Vec<Option<B::Vector>>,
@@ -89,31 +89,20 @@ impl<B: Backend> Tables<B> {
         }
     }
 
-    /// Allocates the memory of programs.
-    pub(super) fn alloc(&mut self, slots: &[Slot], backend: &mut B) -> Result<(), BackendError> {
-        for slot in slots {
-            let (mut buffer, mut routes) = (None, None);
-            match *slot {
-                Slot::Floats {
-                    max_rows,
-                    width,
-                    part,
-                } => {
-                    backend.enter(part);
-                    buffer = Some(backend.alloc(max_rows, width)?);
-                }
-                Slot::Routes {
-                    max_rows,
-                    n_experts,
-                    n_used,
-                } => {
-                    backend.enter(NetworkPart::Common);
-                    routes = Some(backend.alloc_routes(max_rows, n_experts, n_used)?);
-                }
-            }
-            self.buffers.push(buffer);
-            self.routes.push(routes);
+    /// Allocates the next slot, unless it is elsewhere.
+    pub(super) fn alloc(&mut self, slot: Option<&Slot>, backend: &mut B) -> Result<(), BackendError> {
+        let (mut buffer, mut routes) = (None, None);
+        match slot {
+            None => {}
+            Some(&Slot::Floats { max_rows, width, .. }) => buffer = Some(backend.alloc(max_rows, width)?),
+            Some(&Slot::Routes {
+                max_rows,
+                n_experts,
+                n_used,
+            }) => routes = Some(backend.alloc_routes(max_rows, n_experts, n_used)?),
         }
+        self.buffers.push(buffer);
+        self.routes.push(routes);
         Ok(())
     }
 }

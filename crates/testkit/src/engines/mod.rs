@@ -17,7 +17,9 @@
 
 mod parity;
 
-use tokenmill_backend::{Backend, Executor, program::ProgramDevice};
+use std::any::Any;
+
+use tokenmill_backend::{Executor, program::ProgramDevice};
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_cuda_exec::CudaBackend;
 use tokenmill_model::{Descriptor, LoadError, Model, ModelExecutor, ModelOptions, Nextn, WeightSource};
@@ -32,7 +34,7 @@ pub use parity::{CPU, NAIVE, SIM};
 pub type Loaded<B> = Box<dyn OnBackend<B> + Send>;
 
 /// An executor that gives access to its backend.
-pub trait OnBackend<B: Backend>: Executor {
+pub trait OnBackend<B: Any>: Executor {
     /// Returns the backend, for data that only it has, such as counters.
     fn backend(&self) -> &B;
 
@@ -43,7 +45,7 @@ pub trait OnBackend<B: Backend>: Executor {
     fn network(&self) -> &ModelExecutor;
 }
 
-impl<B: Backend> OnBackend<B> for ModelExecutor {
+impl<B: Any> OnBackend<B> for ModelExecutor {
     fn backend(&self) -> &B {
         self.backend()
     }
@@ -58,9 +60,9 @@ impl<B: Backend> OnBackend<B> for ModelExecutor {
 }
 
 /// A backend on which networks can be loaded.
-pub trait Loadable: Backend + Into<Box<dyn ProgramDevice>> {}
+pub trait Loadable: Any + Into<Box<dyn ProgramDevice>> {}
 
-impl<B: Backend + Into<Box<dyn ProgramDevice>>> Loadable for B {}
+impl<B: Any + Into<Box<dyn ProgramDevice>>> Loadable for B {}
 
 /// Loads a network of any descriptor and weights.
 ///

@@ -10,9 +10,9 @@ mod refusals;
 mod slots;
 mod verify;
 
-use std::fmt::Write as _;
+use std::{collections::HashSet, fmt::Write as _};
 
-use super::{Op, Program, RowKind, Stamped, StepVariant, Value, ValueInfo};
+use super::{MatrixId, Op, Program, RowKind, Stamped, StepVariant, Value, ValueInfo, VectorId, WeightId};
 
 /// Returns the programs that the passes make of one for a step's variants: each narrowed, and each fused as well.
 fn passed(program: &Program) -> impl Iterator<Item = (StepVariant, Program, Program)> {
@@ -48,6 +48,27 @@ fn listed(ops: &[&Op]) -> String {
         writeln!(text, "{op:?}").expect("a string takes all");
         text
     })
+}
+
+#[test]
+fn each_weight_is_one_of_an_operation() {
+    let named = |program: &Program| -> HashSet<WeightId> {
+        program
+            .ops
+            .iter()
+            .flat_map(|stamped| stamped.op.weights())
+            .collect()
+    };
+    for (name, program) in networks::all(2) {
+        let weights = program.weights();
+        let matrices = (0..).map(MatrixId).take_while(|id| weights.matrix(*id).is_some());
+        let vectors = (0..).map(VectorId).take_while(|id| weights.vector(*id).is_some());
+        let all: HashSet<WeightId> = (matrices.map(WeightId::Matrix))
+            .chain(vectors.map(WeightId::Vector))
+            .collect();
+        assert_eq!(named(&program), all, "{name}");
+        assert_eq!(named(&program.fused()), all, "{name}, fused");
+    }
 }
 
 #[test]

@@ -1,0 +1,297 @@
+//! Schedules of small programs, in words.
+
+use tokenmill_backend::{
+    ExecutorLimits, ExpertScore, ExpertsShape, LayerShape, Linear, NetworkShape, Norm, NormKind, Router,
+    program::{
+        CarriedValue, ExpertInputKind, Fusion, LinearId, MatrixId, MatrixInfo, Prepared, Program,
+        StepVariant, VectorId, VectorInfo, Wanted, Weights,
+    },
+};
+
+use super::*;
+use crate::LayerPlacement;
+
+const WIDTH: usize = 8;
+const N_EXPERTS: usize = 4;
+
+fn limits() -> ExecutorLimits {
+    ExecutorLimits {
+        n_vocab: WIDTH,
+        n_embd: WIDTH,
+        n_ctx: 64,
+        n_pages: 4,
+        n_host_pages: 0,
+        max_batch_tokens: 16,
+        max_batch_seqs: 4,
+        max_logit_rows: 8,
+        kv_window: None,
+        window_group: None,
+        pooling: None,
+        is_encoder: false,
+        n_states: 0,
+    }
+}
+
+/// A program over square matrices, of which one has all experts, and one vector.
+fn program() -> Program {
+    let mut weights = Weights::default();
+    for n_rows in [WIDTH, WIDTH, N_EXPERTS, WIDTH * N_EXPERTS] {
+        weights.add_matrix(MatrixInfo {
+            name: String::new(),
+            n_out: n_rows,
+            n_in: WIDTH,
+        });
+    }
+    weights.add_vector(VectorInfo {
+        name: String::new(),
+        len: WIDTH,
+    });
+    Program::new(weights.into(), Vec::new())
+}
+
+fn linear(matrix: u32, n_out: usize) -> LinearId {
+    Linear {
+        matrix: MatrixId(matrix),
+        bias: None,
+        n_out,
+        n_in: WIDTH,
+        adapter_place: None,
+    }
+}
+
+fn embed(program: &mut Program) -> Value {
+    program.enter(NetworkPart::Input);
+    let table = MatrixId(0);
+    program.push(|y| Op::Embed { table, scale: 1.0, y })
+}
+
+/// Returns the schedule of a step that returns all rows, in words.
+fn schedule(
+    mut program: Program,
+    rows: Value,
+    layer: LayerPlacement,
+    sides: [&[Side]; 2],
+) -> Result<Vec<String>, BackendError> {
+    program.enter(NetworkPart::Output);
+    program.push_last(Op::Sample {
+        logits: None,
+        rows: Some(rows),
+    });
+    let shape = LayerShape {
+        experts: Some(ExpertsShape {
+            n_experts: N_EXPERTS,
+            n_used: 1,
+            n_ff: WIDTH,
+        }),
+        ..LayerShape::default()
+    };
+    let network = NetworkShape {
+        n_embd: WIDTH,
+        layers: vec![shape],
+        has_streams: false,
+        reads_hidden: false,
+    };
+    let prepared = Prepared::new(&program, &limits(), [WIDTH, WIDTH], Fusion::All);
+    let [matrices, vectors] = sides.map(|sides| sides.iter().map(|&side| Sides::one(side)).collect());
+    let places = Places {
+        placement: &Placement::new(&network, vec![layer]),
+        weights: &WeightSides { matrices, vectors },
+        slots: prepared.slots(),
+    };
+    let variant = StepVariant {
+        outputs: Wanted::All,
+        logits: Wanted::None,
+    };
+    let schedule = places.schedule(&prepared.variants()[variant.index()], true)?;
+    let words = schedule.iter().map(|action| match action {
+        Action::Copy { to, .. } => format!("copy to {to:?}"),
+        Action::Run { op, side } => {
+            let op = format!("{op:?}");
+            format!("{side:?}: {}", op.split(' ').next().unwrap_or_default())
+        }
+    });
+    Ok(words.collect())
+}
+
+#[test]
+fn a_sum_and_its_norm_are_divided_at_a_border_and_the_sum_crosses_once() {
+    use Side::{Device, Host};
+    let sum_of = |norm_side, linear_side| {
+        let mut program = program();
+        let x = embed(&mut program);
+        program.enter(NetworkPart::Mixer(0));
+        let delta = program.push(|y| Op::Linear {
+            linear: linear(1, WIDTH),
+            x,
+            y,
+        });
+        let sum = program.push(|y| Op::Add {
+            scale: 1.0,
+            x,
+            delta,
+            y,
+        });
+        program.enter(NetworkPart::Ffn(0));
+        let norm = Norm {
+            kind: NormKind::Rms,
+            width: WIDTH,
+            weight: Some(VectorId(0)),
+            bias: None,
+            eps: 1e-5,
+        };
+        let x = program.push(|y| Op::Norm { norm, x: sum, y });
+        let logits = program.push(|y| Op::Linear {
+            linear: linear(2, N_EXPERTS),
+            x,
+            y,
+        });
+        let columns = program.push(|y| Op::TakeColumns {
+            first: 0,
+            width: N_EXPERTS,
+            x: sum,
+            y,
+        });
+        let rows = program.push(|y| Op::Join {
+            n_parts: 1,
+            left: columns,
+            right: logits,
+            y,
+        });
+        let layer = LayerPlacement {
+            mixer: Host,
+            ffn: linear_side,
+            experts: linear_side,
+        };
+        schedule(
+            program,
+            rows,
+            layer,
+            [&[Host, Host, linear_side, Host], &[norm_side]],
+        )
+    };
+    let expected = [
+        "Host: Embed",
+        "Host: Linear",
+        "Host: Add",
+        "copy to Device",
+        "Device: Norm",
+        "Device: Linear",
+        "Device: TakeColumns",
+        "Device: Join",
+        "Device: Sample",
+    ];
+    assert_eq!(sum_of(Device, Device).unwrap(), expected);
+    let together = sum_of(Host, Host).unwrap();
+    assert_eq!(together[1..3], ["Host: Linear", "Host: AddNorm"]);
+    assert_eq!(
+        together[together.len() - 2..],
+        ["copy to Device", "Device: Sample"]
+    );
+}
+
+#[test]
+fn the_device_begins_a_shared_network_before_the_experts_of_the_host() {
+    use Side::{Device, Host};
+    let of = |layer: LayerPlacement| {
+        let mut program = program();
+        let x = embed(&mut program);
+        program.enter(NetworkPart::Ffn(0));
+        let logits = program.push(|y| Op::Linear {
+            linear: linear(2, N_EXPERTS),
+            x,
+            y,
+        });
+        program.enter(NetworkPart::Experts(0));
+        let router = Router {
+            n_experts: N_EXPERTS,
+            n_used: 1,
+            score: ExpertScore::Softmax,
+            choice_bias: None,
+            groups: None,
+            is_normalized: false,
+            scale: 1.0,
+            expert_scales: None,
+        };
+        let routes = program.push(|y| Op::Route { router, x: logits, y });
+        let choices = program.push(|y| Op::ExpertsLinear {
+            experts: linear(3, WIDTH),
+            routes,
+            rows: ExpertInputKind::OfRows,
+            x,
+            y,
+        });
+        program.enter(NetworkPart::Ffn(0));
+        let carried = program.push(|y| Op::Linear {
+            linear: linear(1, WIDTH),
+            x,
+            y,
+        });
+        program.enter(NetworkPart::Experts(0));
+        let rows = program.push(|y| Op::Combine {
+            routes,
+            x: choices,
+            carried: CarriedValue::Whole(carried),
+            y,
+        });
+        let matrices = [layer.mixer, layer.ffn, layer.ffn, layer.experts];
+        schedule(program, rows, layer, [&matrices, &[]]).unwrap()
+    };
+    let host_experts = LayerPlacement {
+        experts: Host,
+        ..LayerPlacement::whole(Device)
+    };
+    let expected = [
+        "Device: Embed",
+        "Device: Linear",
+        "copy to Host",
+        "Host: Route",
+        "copy to Host",
+        "Device: Linear",
+        "Host: ExpertsLinear",
+        "copy to Host",
+        "Host: Combine",
+        "copy to Device",
+        "Device: Sample",
+    ];
+    assert_eq!(of(host_experts), expected);
+    let device_experts = LayerPlacement {
+        experts: Device,
+        ..LayerPlacement::whole(Host)
+    };
+    let expected = [
+        "Host: Embed",
+        "Host: Linear",
+        "copy to Device",
+        "Device: Route",
+        "copy to Device",
+        "Device: ExpertsLinear",
+        "Host: Linear",
+        "copy to Device",
+        "Device: Combine",
+        "Device: Sample",
+    ];
+    assert_eq!(of(device_experts), expected);
+}
+
+#[test]
+fn an_operation_whose_weights_are_apart_is_refused() {
+    let mut program = program();
+    let x = embed(&mut program);
+    program.enter(NetworkPart::Mixer(0));
+    let linear = Linear {
+        bias: Some(VectorId(0)),
+        ..linear(1, WIDTH)
+    };
+    let rows = program.push(|y| Op::Linear { linear, x, y });
+    let matrices = [Side::Host; 4];
+    let placed = schedule(
+        program,
+        rows,
+        LayerPlacement::whole(Side::Host),
+        [&matrices, &[Side::Device]],
+    );
+    assert!(
+        matches!(placed, Err(BackendError::Unsupported { .. })),
+        "{placed:?}"
+    );
+}
