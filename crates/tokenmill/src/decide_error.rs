@@ -3,6 +3,9 @@
 //! Apart from [`Error`](crate::Error), which carries it, because clients of a server read the place of the fault, and apart from
 //! `decide`, which uses both. Invariant: an error about one question has its index.
 
+/// The reason for refusing images.
+pub const NO_IMAGES: &str = "images are not supported in decisions";
+
 /// Why questions cannot be answered.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -96,6 +99,18 @@ pub enum DecideError {
         /// Cause of the error.
         reason: String,
     },
+    /// A field in JSON that is not known.
+    #[error("unknown field `{path}`")]
+    UnknownField {
+        /// Path of the field.
+        path: String,
+    },
+    /// An image.
+    #[error("`{path}`: {}", NO_IMAGES)]
+    Image {
+        /// Path of the image.
+        path: String,
+    },
     /// The model has fewer labels than a question has options.
     #[error(
         "{found} options need as many labels, and after this model's prompt {n_labels} are one token each and differ"
@@ -138,6 +153,14 @@ pub enum DecideError {
 }
 
 impl DecideError {
+    /// Makes a [`DecideError::Json`].
+    pub fn json(path: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self::Json {
+            path: path.into(),
+            reason: reason.into(),
+        }
+    }
+
     /// Returns the index of the question at fault, if it is one.
     pub fn question_idx(&self) -> Option<usize> {
         match *self {

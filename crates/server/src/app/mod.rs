@@ -35,8 +35,8 @@ use crate::{
     ApiError, Dialect, ServedModel, ServerConfig,
     app::{
         compile_queue::CompileQueue,
-        encoder_queue::{EncoderQueue, Wanted},
-        off_thread::{QueueLimits, off_thread},
+        encoder_queue::EncoderQueue,
+        off_thread::{QueueLimits, Wanted, off_thread},
         shutdown::Shutdown,
         slots::{Asker, Slots},
         stored::StoredResponses,

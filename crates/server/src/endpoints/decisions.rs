@@ -13,14 +13,17 @@ use serde_json::{Map, Value, json};
 use tokenmill::{
     Error,
     decide::{
-        DECISION_PROMPT_VERSION, DecideError, DecideParams, Decision, Question, SystemOneQuestions,
+        DECISION_PROMPT_VERSION, DecideParams, Decision, NO_IMAGES, Question, SystemOneQuestions, inner_path,
         state_text,
     },
 };
 
 use crate::{
     ApiError, App,
-    app::{Call, off_thread::off_thread},
+    app::{
+        Call,
+        off_thread::{Wanted, off_thread_while_wanted},
+    },
     dialects::{openai::decision, sglang},
     requests::{
         fields::{label, only, refused},
@@ -29,7 +32,6 @@ use crate::{
     },
 };
 
-const NO_IMAGES: &str = "images are not supported in decisions";
 const NO_VARIABLES: &str = "reasoning is always switched off, and other variables are options of the server";
 
 request! {
@@ -105,15 +107,14 @@ struct Decided {
 pub(super) async fn system_one(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
     let request: SystemOneRequest = call.read(SystemOneRequest::TABLE.fields())?;
     app.model.check_own_name(request.model.as_deref())?;
-    let unplaced = |error: DecideError| refusal(error.into(), &|_| "questions".to_owned());
-    let state = state_text(&request.state).map_err(unplaced)?;
-    let asked = SystemOneQuestions::parse(&request.questions).map_err(unplaced)?;
+    let state = state_text(&request.state)?;
+    let asked = SystemOneQuestions::parse(&request.questions)?;
     let params = DecideParams {
         permutations: request.permutations.unwrap_or(1),
         cache_salt: call.tenant.cache_salt(salt(request.cache_salt.as_deref())?),
         ..DecideParams::default()
     };
-    let place = |question_idx: usize| format!("questions.{}", asked.names()[question_idx]);
+    let place = |question_idx: usize| inner_path("questions", &asked.names()[question_idx]);
     let questions = asked.questions().to_vec();
     let decided = decide(&app, &call, state, questions, params, &place).await?;
     let reply = json!({
@@ -209,41 +210,26 @@ async fn decide(
     // Each question repeats the state, so a small request can have much text to encode.
     let turn = app.intake.turn(&app.config).await?;
     let model = app.model.model().clone();
-    // The turn ends with the work, also where the client has left.
-    let begin = move || {
-        let begun = model.start_deciding(&state, &questions, &params);
+    // The turn ends with the work, which ends early where the client has left.
+    let begin = move |wanted: &Wanted| {
+        let begun = model.start_deciding_while(&state, &questions, &params, &|| wanted.is_so());
         drop(turn);
         begun
     };
-    let begun = off_thread(begin).await?;
-    let mut answers = begun.map_err(|error| refusal(error, place))?;
+    let refusal = |error: Error| match error {
+        Error::Decide(error) => ApiError::of_decision(error, place),
+        error => error.into(),
+    };
+    let begun = off_thread_while_wanted(begin).await?.map_err(refusal)?;
+    let mut answers = begun.ok_or(ApiError::DeadlineExceeded)?;
     call.tally.add_prompt(answers.n_prompt_tokens());
     let mut decisions = Vec::new();
     while let Some(decision) = answers.next_decision().await {
-        decisions.push(decision.map_err(|error| refusal(error, place))?);
+        decisions.push(decision.map_err(refusal)?);
     }
     Ok(Decided {
         decisions,
         n_prompt_tokens: answers.n_prompt_tokens(),
         n_cached_tokens: answers.n_cached_tokens(),
     })
-}
-
-/// Names the field at fault.
-fn refusal(error: Error, place: &dyn Fn(usize) -> String) -> ApiError {
-    let Error::Decide(error) = error else {
-        return error.into();
-    };
-    let reason = error.to_string();
-    match error {
-        DecideError::NoNumbers { .. } => ApiError::Internal { reason },
-        DecideError::OpenReasoning | DecideError::AnswerHead => ApiError::invalid("model", reason),
-        DecideError::Json { path, reason } => ApiError::invalid(path, reason),
-        DecideError::Permutations { .. } => ApiError::invalid("permutations", reason),
-        DecideError::Temperature { .. } => ApiError::invalid("temperature", reason),
-        error => {
-            let place = error.question_idx().map(place);
-            ApiError::invalid(place.unwrap_or_else(|| "questions".to_owned()), reason)
-        }
-    }
 }

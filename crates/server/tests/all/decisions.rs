@@ -209,6 +209,15 @@ async fn a_fault_is_named_in_the_form_of_its_api() {
             noul(json!({ "type": "choice", "criteria": {} })),
             json!(["body", "questions", "q"]),
         ),
+        // Names with the marks of paths stay whole.
+        (
+            json!({ "state": "a", "questions": { "is.it[0]": { "type": "noul" } } }),
+            json!(["body", "questions", "is.it[0]"]),
+        ),
+        (
+            json!({ "state": "a", "questions": { "7": { "type": "choice", "criteria": { "a.b": 3 } } } }),
+            json!(["body", "questions", "7", "criteria", "a.b"]),
+        ),
         (
             json!({ "state": "a", "questions": system_one_questions(), "permutations": 0 }),
             json!(["body", "permutations"]),

@@ -6,6 +6,7 @@
 //! or again.
 
 mod decision;
+mod json_object;
 mod label_tokens;
 mod question;
 mod system_one;
@@ -32,10 +33,11 @@ use crate::{
     words::without_reasoning,
 };
 
-pub use crate::decide_error::DecideError;
+pub use crate::decide_error::{DecideError, NO_IMAGES};
 
 pub use self::{
     decision::Decision,
+    json_object::{JsonObject, inner_path, text_of},
     question::{
         ChoiceOption, MAX_LEVELS, MAX_OPTIONS, MAX_PERMUTATIONS, MAX_QUESTIONS, Question, QuestionKind,
     },
@@ -70,6 +72,21 @@ impl Default for DecideParams {
             deadline: None,
             cache_salt: 0,
         }
+    }
+}
+
+impl DecideParams {
+    /// Checks a request as far as that needs no model.
+    ///
+    /// # Errors
+    /// Questions, options or texts that are too many or too long, options that are alike, and parameters out of range.
+    pub fn check(&self, state: &str, questions: &[Question]) -> Result<(), DecideError> {
+        check(questions, state.len(), self.permutations)?;
+        if !(self.temperature > 0.0 && self.temperature.is_finite()) {
+            let found = self.temperature;
+            return Err(DecideError::Temperature { found });
+        }
+        Ok(())
     }
 }
 
@@ -276,11 +293,23 @@ impl Model {
         questions: &[Question],
         params: &DecideParams,
     ) -> Result<Decisions, Error> {
-        check(questions, state.len(), params.permutations)?;
-        if !(params.temperature > 0.0 && params.temperature.is_finite()) {
-            let found = params.temperature;
-            return Err(DecideError::Temperature { found }.into());
-        }
+        let started = self.start_deciding_while(state, questions, params, &|| true)?;
+        Ok(started.expect("nobody gives up"))
+    }
+
+    /// Does the same as [`Self::start_deciding`] while `is_wanted`, which is called before each prompt is encoded, returns true; `None` after
+    /// it returned false. A long state in hundreds of prompts takes seconds.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Self::start_deciding`].
+    pub fn start_deciding_while(
+        &self,
+        state: &str,
+        questions: &[Question],
+        params: &DecideParams,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<Option<Decisions>, Error> {
+        params.check(state, questions)?;
         let deadline = params
             .deadline
             .and_then(|deadline| Instant::now().checked_add(deadline));
@@ -298,6 +327,9 @@ impl Model {
             let of_labels = tokens.tokens(&labels.texts).expect("the labels were chosen so");
             let mut of_orders = VecDeque::new();
             for order in question.orders(params.permutations) {
+                if !is_wanted() {
+                    return Ok(None);
+                }
                 let text = message(state, question, &order, &labels);
                 let prompt = words.encode_chat(&without_reasoning(&text))?;
                 let provided = prompt.len();
@@ -334,7 +366,7 @@ impl Model {
             n_shared_computed: 0,
         };
         decisions.begin(prompts)?;
-        Ok(decisions)
+        Ok(Some(decisions))
     }
 }
 

@@ -7,7 +7,8 @@ use serde_json::{Map, Value, json};
 
 use super::{
     decision::Decision,
-    question::{ChoiceOption, MAX_QUESTIONS, Question, QuestionKind},
+    json_object::{JsonObject, inner_path, text_of},
+    question::{ChoiceOption, Question, QuestionKind, check_count},
 };
 use crate::decide_error::DecideError;
 
@@ -32,15 +33,10 @@ impl SystemOneQuestions {
     /// # Errors
     /// [`DecideError::Json`] with the path below `questions`, and [`DecideError::QuestionCount`].
     pub fn parse(map: &Map<String, Value>) -> Result<Self, DecideError> {
-        if map.len() > MAX_QUESTIONS {
-            return Err(DecideError::QuestionCount {
-                found: map.len(),
-                maximum: MAX_QUESTIONS,
-            });
-        }
+        check_count(map.len())?;
         let mut parsed = Self::default();
         for (name, value) in map {
-            let (question, legend) = question(&format!("questions.{name}"), value)?;
+            let (question, legend) = question(inner_path("questions", name), value)?;
             parsed.names.push(name.clone());
             parsed.questions.push(question);
             parsed.legends.push(legend);
@@ -79,99 +75,64 @@ pub fn state_text(state: &Value) -> Result<String, DecideError> {
         .flatten();
     let mut kinds = parts.filter_map(|part| part.get("type")?.as_str());
     if kinds.any(|kind| IMAGES.contains(&kind)) {
-        return Err(fault("state", "images are not supported in decisions"));
+        return Err(DecideError::Image {
+            path: "state".to_owned(),
+        });
     }
     match state {
-        Value::Null => Err(fault("state", "this field is required")),
-        state => text("state", state),
-    }
-}
-
-fn fault(path: &str, reason: impl Into<String>) -> DecideError {
-    DecideError::Json {
-        path: path.to_owned(),
-        reason: reason.into(),
-    }
-}
-
-/// Reads a text, which may be written as JSON; nothing is an empty one.
-fn text(path: &str, value: &Value) -> Result<String, DecideError> {
-    match value {
-        Value::Null => Ok(String::new()),
-        Value::String(text) => Ok(text.clone()),
-        Value::Object(_) | Value::Array(_) => Ok(value.to_string()),
-        Value::Bool(_) | Value::Number(_) => Err(fault(path, "expected a text, an object or a list")),
+        Value::Null => Err(DecideError::json("state", "this field is required")),
+        state => text_of("state", state),
     }
 }
 
 /// Reads a question, and the levels of a score.
-fn question(path: &str, value: &Value) -> Result<(Question, Vec<Value>), DecideError> {
-    let object = (value.as_object()).ok_or_else(|| fault(path, "expected an object with `type`"))?;
-    refuse_others(path, object, &FIELDS)?;
-    let inner = |name: &str| format!("{path}.{name}");
-    let instructions = text(
-        &inner("instructions"),
-        object.get("instructions").unwrap_or(&Value::Null),
-    )?;
-    let criteria = (object.get("criteria"), inner("criteria"));
+fn question(path: String, value: &Value) -> Result<(Question, Vec<Value>), DecideError> {
+    let object = JsonObject::of(path, value)?;
+    object.refuse_others(&FIELDS)?;
+    let instructions = object.text("instructions")?;
     let mut legend = Vec::new();
     let kind = match object.get("type").and_then(Value::as_str) {
-        Some("noul") => predicate(criteria.0, &criteria.1)?,
-        Some("choice") => choice(criteria.0, &criteria.1)?,
+        Some("noul") => predicate(&object)?,
+        Some("choice") => choice(&object)?,
         Some("score") => {
-            legend = (criteria.0.and_then(Value::as_array).cloned())
-                .ok_or_else(|| fault(&criteria.1, "expected a list of levels"))?;
-            let levels = (legend.iter().enumerate()).map(|(idx, level)| match level {
-                Value::Null => Err(fault(
-                    &format!("{}[{idx}]", criteria.1),
-                    "expected a text, an object or a list",
-                )),
-                level => text(&format!("{}[{idx}]", criteria.1), level),
-            });
-            QuestionKind::Score(levels.collect::<Result<_, _>>()?)
+            let Some(Value::Array(values)) = object.get("criteria") else {
+                return object.invalid("criteria", "expected a list of levels");
+            };
+            legend.clone_from(values);
+            let levels = values.iter().enumerate();
+            let level = |(idx, value)| text_of(format!("{}[{idx}]", object.inner("criteria")), value);
+            QuestionKind::Score(levels.map(level).collect::<Result<_, _>>()?)
         }
-        _ => return Err(fault(&inner("type"), "expected `noul`, `choice` or `score`")),
+        _ => return object.invalid("type", "expected `noul`, `choice` or `score`"),
     };
     Ok((Question { instructions, kind }, legend))
 }
 
-fn refuse_others(path: &str, object: &Map<String, Value>, known: &[&str]) -> Result<(), DecideError> {
-    match object.keys().find(|name| !known.contains(&name.as_str())) {
-        Some(name) => Err(fault(&format!("{path}.{name}"), "unknown field")),
-        None => Ok(()),
-    }
+fn predicate(question: &JsonObject<'_>) -> Result<QuestionKind, DecideError> {
+    let criteria = question.object_if("criteria", "an object with `true` and `false`")?;
+    let (yes, no) = match criteria {
+        None => (String::new(), String::new()),
+        Some(criteria) => {
+            criteria.refuse_others(&["true", "false"])?;
+            (criteria.text("true")?, criteria.text("false")?)
+        }
+    };
+    Ok(QuestionKind::Predicate { yes, no })
 }
 
-fn predicate(criteria: Option<&Value>, path: &str) -> Result<QuestionKind, DecideError> {
-    let empty = Map::new();
-    let criteria = match criteria {
-        None | Some(Value::Null) => &empty,
-        Some(Value::Object(criteria)) => criteria,
-        Some(_) => return Err(fault(path, "expected an object with `true` and `false`")),
+fn choice(question: &JsonObject<'_>) -> Result<QuestionKind, DecideError> {
+    const EXPECTED: &str = "an object from names to descriptions";
+    let Some(criteria) = question.object_if("criteria", EXPECTED)? else {
+        return question.invalid("criteria", format!("expected {EXPECTED}"));
     };
-    refuse_others(path, criteria, &["true", "false"])?;
-    let of = |name: &str| {
-        let value = criteria.get(name).unwrap_or(&Value::Null);
-        text(&format!("{path}.{name}"), value)
-    };
-    Ok(QuestionKind::Predicate {
-        yes: of("true")?,
-        no: of("false")?,
-    })
-}
-
-fn choice(criteria: Option<&Value>, path: &str) -> Result<QuestionKind, DecideError> {
-    let criteria = (criteria.and_then(Value::as_object))
-        .ok_or_else(|| fault(path, "expected an object from names to descriptions"))?;
-    let option = |(name, description): (&String, &Value)| {
+    let option = |name: &str| {
         Ok(ChoiceOption {
-            name: name.clone(),
-            description: text(&format!("{path}.{name}"), description)?,
+            name: name.to_owned(),
+            description: criteria.text(name)?,
         })
     };
-    Ok(QuestionKind::Choice(
-        criteria.iter().map(option).collect::<Result<_, DecideError>>()?,
-    ))
+    let options = criteria.names().map(option);
+    Ok(QuestionKind::Choice(options.collect::<Result<_, DecideError>>()?))
 }
 
 /// Writes an answer.
@@ -289,6 +250,10 @@ mod tests {
                 "questions.a.criteria.x",
             ),
             (
+                json!({ "type": "choice", "criteria": { "x.y": 1 } }),
+                r#"questions.a.criteria["x.y"]"#,
+            ),
+            (
                 json!({ "type": "score", "criteria": { "x": "y" } }),
                 "questions.a.criteria",
             ),
@@ -302,10 +267,11 @@ mod tests {
             ),
         ] {
             let error = parse(&json!({ "a": question })).unwrap_err();
-            assert!(
-                matches!(&error, DecideError::Json { path: found, .. } if found == path),
-                "{error}"
-            );
+            let (DecideError::Json { path: found, .. } | DecideError::UnknownField { path: found }) = &error
+            else {
+                panic!("{error}");
+            };
+            assert_eq!(found, path, "{error}");
         }
         let many: Map<String, Value> = (0..10_000).map(|idx| (idx.to_string(), json!(null))).collect();
         let error = SystemOneQuestions::parse(&many).unwrap_err();

@@ -1,5 +1,7 @@
 //! Decisions on the built-in model: numbers against a direct computation, and the same bits however a question is asked.
 
+use std::cell::Cell;
+
 use tokenmill::{
     Conversation, Device, Error, Model,
     decide::{DecideError, DecideParams, Decision, Question, QuestionKind},
@@ -223,4 +225,20 @@ fn options_beyond_the_labels_are_refused() {
     assert!((26..255).contains(&n_labels), "{n_labels}");
     let long = "cat ".repeat(2000);
     assert!(matches!(model.decide(&long, &[choice(2)]), Err(Error::Engine(_))));
+}
+
+#[test]
+fn a_request_that_is_gone_encodes_no_further_prompts() {
+    let model = load(1, None);
+    let (questions, params) = (questions(), DecideParams::default());
+    let n_asked = Cell::new(0);
+    let begun = model.start_deciding_while(STATE, &questions, &params, &|| {
+        n_asked.set(n_asked.get() + 1);
+        n_asked.get() < 3
+    });
+    assert!(begun.unwrap().is_none());
+    assert_eq!(n_asked.get(), 3);
+    assert_eq!(model.engine().stats().scheduler.steps, 0);
+    let begun = model.start_deciding_while(STATE, &questions, &params, &|| true);
+    assert_eq!(begun.unwrap().unwrap().count(), questions.len());
 }

@@ -7,16 +7,8 @@ use std::collections::HashMap;
 
 use serde_json::{Value, json};
 use tokenmill::decide::{
-    ChoiceOption, Decision, MAX_LEVELS, MAX_OPTIONS, MAX_QUESTIONS, Question, QuestionKind,
+    ChoiceOption, DecideError, Decision, JsonObject, MAX_LEVELS, MAX_OPTIONS, Question, QuestionKind, text_of,
 };
-
-use crate::{
-    ApiError,
-    dialects::json_object::{JsonObject, text_of},
-};
-
-/// The reason for refusing images.
-const NO_IMAGES: &str = "images are not supported in decisions";
 
 /// Fields that describe an item or a part, and change nothing.
 const LABELS: [&str; 8] = [
@@ -44,18 +36,13 @@ impl Questions {
     ///
     /// # Errors
     /// The first fault, with its path.
-    pub(crate) fn parse(values: &[Value]) -> Result<Self, ApiError> {
-        if values.len() > MAX_QUESTIONS {
-            let reason = format!("{} questions, expected 1 to {MAX_QUESTIONS}", values.len());
-            return Err(ApiError::invalid("questions", reason));
-        }
+    pub(crate) fn parse(values: &[Value]) -> Result<Self, DecideError> {
         let mut parsed = Self {
             names: Vec::new(),
             asked: Vec::new(),
             values: Vec::new(),
         };
-        for (question_idx, value) in values.iter().enumerate() {
-            let object = JsonObject::of(format!("questions[{question_idx}]"), value)?;
+        for object in JsonObject::questions(values)? {
             let (question, values) = question(&object)?;
             parsed.names.push(object.string_if("name")?.map(str::to_owned));
             parsed.asked.push(question);
@@ -79,7 +66,7 @@ impl Questions {
     }
 }
 
-fn question(object: &JsonObject<'_>) -> Result<(Question, Vec<Value>), ApiError> {
+fn question(object: &JsonObject<'_>) -> Result<(Question, Vec<Value>), DecideError> {
     let mut values = Vec::new();
     let kind = match object.string("type")? {
         "predicate" => {
@@ -92,24 +79,16 @@ fn question(object: &JsonObject<'_>) -> Result<(Question, Vec<Value>), ApiError>
         "choice" => {
             object.refuse_others(&["type", "name", "instructions", "choices"])?;
             let mut options = Vec::new();
-            for (idx, value) in object.list("choices", 2..=MAX_OPTIONS)?.iter().enumerate() {
-                let choice = JsonObject::of(format!("{}[{idx}]", object.inner("choices")), value)?;
+            for choice in object.objects("choices", 2..=MAX_OPTIONS)? {
+                let choice = choice?;
                 choice.refuse_others(&["value", "description"])?;
                 let (name, value) = match choice.get("value") {
                     Some(value @ Value::String(name)) => (name.clone(), value),
                     Some(value @ Value::Bool(is_true)) => (is_true.to_string(), value),
-                    _ => {
-                        return Err(ApiError::invalid(
-                            choice.inner("value"),
-                            "expected a text or a boolean",
-                        ));
-                    }
+                    _ => return choice.invalid("value", "expected a text or a boolean"),
                 };
                 if values.contains(value) {
-                    return Err(ApiError::invalid(
-                        choice.inner("value"),
-                        "another choice has this value",
-                    ));
+                    return choice.invalid("value", "another choice has this value");
                 }
                 values.push(value.clone());
                 options.push(ChoiceOption {
@@ -122,8 +101,8 @@ fn question(object: &JsonObject<'_>) -> Result<(Question, Vec<Value>), ApiError>
         "score" => {
             object.refuse_others(&["type", "name", "instructions", "levels"])?;
             let mut levels = Vec::new();
-            for (idx, value) in object.list("levels", 2..=MAX_LEVELS)?.iter().enumerate() {
-                let level = JsonObject::of(format!("{}[{idx}]", object.inner("levels")), value)?;
+            for level in object.objects("levels", 2..=MAX_LEVELS)? {
+                let level = level?;
                 level.refuse_others(&["label", "description"])?;
                 let label = level.string("label")?;
                 values.push(label.into());
@@ -134,16 +113,11 @@ fn question(object: &JsonObject<'_>) -> Result<(Question, Vec<Value>), ApiError>
             }
             QuestionKind::Score(levels)
         }
-        _ => {
-            return Err(ApiError::invalid(
-                object.inner("type"),
-                "expected `predicate`, `choice` or `score`",
-            ));
-        }
+        _ => return object.invalid("type", "expected `predicate`, `choice` or `score`"),
     };
     let instructions = content(object, "instructions")?;
     if instructions.trim().is_empty() {
-        return Err(ApiError::invalid(object.inner("instructions"), "is empty"));
+        return object.invalid("instructions", "is empty");
     }
     Ok((Question { instructions, kind }, values))
 }
@@ -182,16 +156,16 @@ fn answer(question: &Question, values: &[Value], decision: &Decision) -> Value {
 ///
 /// # Errors
 /// An item or a part that cannot be read, with its path.
-pub(crate) fn input_text(input: &Value) -> Result<String, ApiError> {
+pub(crate) fn input_text(input: &Value) -> Result<String, DecideError> {
     let items = match input {
         Value::String(text) => return Ok(text.clone()),
         Value::Array(items) if !items.is_empty() => items,
-        _ => return Err(ApiError::invalid("input", "expected a text or a list of items")),
+        _ => return Err(DecideError::json("input", "expected a text or a list of items")),
     };
     let mut calls = HashMap::new();
     let mut texts = Vec::with_capacity(items.len());
-    for (idx, value) in items.iter().enumerate() {
-        let item = JsonObject::of(format!("input[{idx}]"), value)?;
+    for item in JsonObject::each("input", items) {
+        let item = item?;
         let text = item_text(&item, &mut calls)?;
         if let ([_], Some("user")) = (&items[..], item.string_if("role")?) {
             return content(&item, "content");
@@ -202,7 +176,10 @@ pub(crate) fn input_text(input: &Value) -> Result<String, ApiError> {
 }
 
 /// Writes an item of a conversation. `calls` are the names of the tools that were called, by the ids of the calls.
-fn item_text<'a>(item: &JsonObject<'a>, calls: &mut HashMap<&'a str, &'a str>) -> Result<String, ApiError> {
+fn item_text<'a>(
+    item: &JsonObject<'a>,
+    calls: &mut HashMap<&'a str, &'a str>,
+) -> Result<String, DecideError> {
     let check = |own: &[&str]| item.refuse_others(&[&LABELS[..], own].concat());
     match item.string_if("type")?.unwrap_or("message") {
         "message" => {
@@ -212,7 +189,7 @@ fn item_text<'a>(item: &JsonObject<'a>, calls: &mut HashMap<&'a str, &'a str>) -
                 "assistant" => "Assistant",
                 "system" => "System",
                 "developer" => "Developer",
-                _ => return Err(ApiError::invalid(item.inner("role"), "is no role")),
+                _ => return item.invalid("role", "is no role"),
             };
             Ok(format!("{role}: {}", content(item, "content")?))
         }
@@ -230,36 +207,25 @@ fn item_text<'a>(item: &JsonObject<'a>, calls: &mut HashMap<&'a str, &'a str>) -
         "function_call_output" | "custom_tool_call_output" => {
             check(&["call_id", "output"])?;
             let Some(name) = calls.get(item.string("call_id")?) else {
-                return Err(ApiError::invalid(
-                    item.inner("call_id"),
-                    "no call before it has this id",
-                ));
+                return item.invalid("call_id", "no call before it has this id");
             };
             Ok(format!("Result of {name}: {}", content(item, "output")?))
         }
-        _ => Err(ApiError::invalid(
-            item.inner("type"),
-            "expected a message, a call of a tool or its output",
-        )),
+        _ => item.invalid("type", "expected a message, a call of a tool or its output"),
     }
 }
 
 /// Returns the text of a field that is a text or a list of parts.
-fn content(object: &JsonObject<'_>, name: &str) -> Result<String, ApiError> {
+fn content(object: &JsonObject<'_>, name: &str) -> Result<String, DecideError> {
     let parts = match object.get(name) {
         Some(Value::String(text)) => return Ok(text.clone()),
         Some(Value::Array(parts)) => parts,
-        Some(_) => {
-            return Err(ApiError::invalid(
-                object.inner(name),
-                "expected a text or a list of parts",
-            ));
-        }
-        None => return Err(ApiError::invalid(object.inner(name), "this field is required")),
+        Some(_) => return object.invalid(name, "expected a text or a list of parts"),
+        None => return object.invalid(name, "this field is required"),
     };
     let mut texts = Vec::with_capacity(parts.len());
-    for (idx, value) in parts.iter().enumerate() {
-        let part = JsonObject::of(format!("{}[{idx}]", object.inner(name)), value)?;
+    for part in JsonObject::each(object.inner(name), parts) {
+        let part = part?;
         let check = |own: &str| part.refuse_others(&[&LABELS[..], &[own]].concat());
         texts.push(match part.string("type")? {
             "input_text" | "output_text" => {
@@ -274,26 +240,15 @@ fn content(object: &JsonObject<'_>, name: &str) -> Result<String, ApiError> {
                 check("data")?;
                 match part.get("data") {
                     Some(data @ (Value::Object(_) | Value::Array(_))) => text_of(part.inner("data"), data)?,
-                    _ => {
-                        return Err(ApiError::invalid(
-                            part.inner("data"),
-                            "expected an object or a list",
-                        ));
-                    }
+                    _ => return part.invalid("data", "expected an object or a list"),
                 }
             }
             "input_image" => {
-                return Err(ApiError::UnsupportedField {
-                    param: part.path,
-                    reason: NO_IMAGES,
+                return Err(DecideError::Image {
+                    path: part.path().to_owned(),
                 });
             }
-            _ => {
-                return Err(ApiError::invalid(
-                    part.inner("type"),
-                    "expected `input_text` or `input_json`",
-                ));
-            }
+            _ => return part.invalid("type", "expected `input_text` or `input_json`"),
         });
     }
     Ok(texts.join("\n"))
@@ -302,6 +257,7 @@ fn content(object: &JsonObject<'_>, name: &str) -> Result<String, ApiError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ApiError;
 
     #[test]
     fn a_conversation_becomes_one_text() {
@@ -353,7 +309,8 @@ mod tests {
                 "input[0].call_id",
             ),
         ] {
-            assert_eq!(input_text(&input).unwrap_err().param(), Some(path), "{input}");
+            let error = ApiError::from(input_text(&input).unwrap_err());
+            assert_eq!(error.param(), Some(path), "{input}");
         }
     }
 }
