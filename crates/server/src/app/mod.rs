@@ -433,6 +433,9 @@ pub(crate) fn error_response(error: &ApiError, dialect: Dialect, request_id: &Re
     if let Some(seconds) = error.retry_after_s() {
         headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
     }
+    if status == StatusCode::UNSUPPORTED_MEDIA_TYPE {
+        headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("zstd"));
+    }
     if status == StatusCode::UNAUTHORIZED {
         headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }

@@ -202,8 +202,8 @@ pub enum ApiError {
         /// The requested id; `None` if it is not a text.
         id: Option<String>,
     },
-    /// The body is compressed.
-    #[error("the request body is compressed by `{encoding}`; send it without `Content-Encoding`")]
+    /// The body is compressed in a way that is not read.
+    #[error("the request body is compressed by `{encoding}`; send it as it is, or compressed by `zstd`")]
     CompressedBody {
         /// The value of `Content-Encoding`.
         encoding: String,
