@@ -3,9 +3,6 @@
 //! Apart from [`Error`](crate::Error), which carries it, because clients of a server read the place of the fault, and apart from
 //! `decide`, which uses both. Invariant: an error about one question has its index.
 
-/// The reason for refusing images.
-pub const NO_IMAGES: &str = "images are not supported in decisions";
-
 /// Why questions cannot be answered.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -105,11 +102,13 @@ pub enum DecideError {
         /// Path of the field.
         path: String,
     },
-    /// An image.
-    #[error("`{path}`: {}", NO_IMAGES)]
-    Image {
-        /// Path of the image.
-        path: String,
+    /// The state has too many images.
+    #[error("{found} images, and the limit is {maximum}")]
+    ImageCount {
+        /// Images that there are.
+        found: usize,
+        /// The limit.
+        maximum: usize,
     },
     /// The model has fewer labels than a question has options.
     #[error(

@@ -10,7 +10,7 @@ use std::{
 use serde_json::{Map, Value, json};
 use tokenmill::{
     Error, KvCache,
-    decide::{DecideParams, Decision, Question, QuestionKind, SystemOneQuestions},
+    decide::{DecideParams, Decision, Question, QuestionKind, State, SystemOneQuestions},
 };
 
 use crate::{
@@ -74,7 +74,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         read_text(&args.state)?
     };
     // The line break at the end of a file or a pipe does not belong to the text.
-    let state = state.trim_end_matches(['\r', '\n']);
+    let state = State::from(state.trim_end_matches(['\r', '\n']));
     let params = DecideParams {
         permutations: args.permutations,
         ..DecideParams::default()
@@ -87,7 +87,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         _ => error.into(),
     };
     // A fault is told before a model is downloaded or loaded.
-    (params.check(state, asked.questions())).map_err(|fault| named(fault.into()))?;
+    (params.check(&state, asked.questions())).map_err(|fault| named(fault.into()))?;
     let mut options = args.load.options()?;
     options.n_seqs = (asked.questions().len())
         .saturating_mul(args.permutations)

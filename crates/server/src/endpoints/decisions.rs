@@ -13,8 +13,8 @@ use serde_json::{Map, Value, json};
 use tokenmill::{
     Error,
     decide::{
-        DECISION_PROMPT_VERSION, DecideParams, Decision, NO_IMAGES, Question, SystemOneQuestions, inner_path,
-        state_text,
+        DECISION_PROMPT_VERSION, DecideParams, Decision, Question, State, SystemOneQuestions, images_of,
+        inner_path, state_of,
     },
 };
 
@@ -22,7 +22,7 @@ use crate::{
     ApiError, App,
     app::{
         Call,
-        off_thread::{Wanted, off_thread_while_wanted},
+        off_thread::{QueueLimits, Wanted, off_thread_while_wanted},
     },
     dialects::{openai::decision, sglang},
     requests::{
@@ -39,7 +39,7 @@ request! {
     pub(super) struct SystemOneRequest {
         required {
             /// The content that the questions are about.
-            state: Value = "a text, or an object or a list, which the model sees as compact JSON",
+            state: Value = "a text, or an object or a list, which the model sees as compact JSON; images of chat messages (`image_url` parts) are seen in their places",
             /// Questions by name.
             questions: Map<String, Value> = "questions by name, each with `type` (`noul`, `choice` or `score`), `instructions` and `criteria`",
         }
@@ -48,6 +48,8 @@ request! {
             model: String = "",
             /// Number of orders of the options.
             permutations: usize = "asks each question in this many orders of its options and averages the probabilities; 1 by default",
+            /// Images before the state.
+            images: Vec<String> = "`data:` URLs of images, which the model sees before the state",
             /// Separates cached prompts.
             cache_salt: String = "separates the cached prompts of requests with another one, as in vLLM",
         }
@@ -55,9 +57,8 @@ request! {
             label("request_id"),
             refused("instructions", "put them into the questions' `instructions` or the state"),
             refused("chat_template_kwargs", NO_VARIABLES),
-            refused("assets", NO_IMAGES),
-            refused("images", NO_IMAGES),
-            refused("files", NO_IMAGES),
+            refused("assets", "images are read in `images`, or as `image_url` parts of chat messages in `state`"),
+            refused("files", "images are read in `images`, as `data:` URLs"),
             refused("audio", "the model reads texts"),
             refused("videos", "the model reads texts"),
             only("joint", &["false"], "each question is asked by itself"),
@@ -71,7 +72,7 @@ request! {
     pub(super) struct DecisionRequest {
         required {
             /// The content that the questions are about.
-            input: Value = "a text, or a list of messages, calls of tools and their outputs, which the model sees as one text; in SGLang's shape a text or any JSON",
+            input: Value = "a text, or a list of messages, calls of tools and their outputs, which the model sees as one text with their images (`input_image`); in SGLang's shape a text or any JSON",
             /// The questions.
             questions: Vec<Value> = "OpenAI's (`predicate`, `choice`, `score`, with `instructions`) or SGLang's (`yes_no`, `choice`, `score`, with `id` and `question`)",
         }
@@ -82,6 +83,8 @@ request! {
             permutations: usize = "asks each question in this many orders of its options and averages the probabilities; 1 by default",
             /// Temperature of the softmax.
             temperature: f64 = "divides the logits of the labels, in SGLang's shape only; 1 by default",
+            /// Images before the input.
+            images: Vec<String> = "`data:` URLs of images, which the model sees before the input; in SGLang's shape only",
             /// Version of the prompts.
             prompt_format_version: u32 = "1, in SGLang's shape only",
         }
@@ -91,7 +94,6 @@ request! {
             label("prompt_cache_options"),
             only("return_prompt_token_ids", &["false"], "`/v1/chat/completions/render` gives the tokens of prompts"),
             refused("chat_template_kwargs", NO_VARIABLES),
-            refused("images", NO_IMAGES),
         }
     }
 }
@@ -107,7 +109,8 @@ struct Decided {
 pub(super) async fn system_one(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
     let request: SystemOneRequest = call.read(SystemOneRequest::TABLE.fields())?;
     app.model.check_own_name(request.model.as_deref())?;
-    let state = state_text(&request.state)?;
+    let images = images_of("images", &request.images.unwrap_or_default())?;
+    let state = images.then(state_of(&request.state)?);
     let asked = SystemOneQuestions::parse(&request.questions)?;
     let params = DecideParams {
         permutations: request.permutations.unwrap_or(1),
@@ -116,7 +119,7 @@ pub(super) async fn system_one(app: Arc<App>, mut call: Call) -> Result<Response
     };
     let place = |question_idx: usize| inner_path("questions", &asked.names()[question_idx]);
     let questions = asked.questions().to_vec();
-    let decided = decide(&app, &call, state, questions, params, &place).await?;
+    let decided = decide(&app, &call, ("state", state), questions, params, &place).await?;
     let reply = json!({
         "model": app.model.name(),
         "answers": asked.answers(&decided.decisions),
@@ -148,6 +151,7 @@ pub(super) async fn decisions(app: Arc<App>, mut call: Call) -> Result<Response,
     if n_sglang == 0 {
         for (name, is_given) in [
             ("temperature", request.temperature.is_some()),
+            ("images", request.images.is_some()),
             ("prompt_format_version", request.prompt_format_version.is_some()),
         ] {
             if is_given {
@@ -155,9 +159,9 @@ pub(super) async fn decisions(app: Arc<App>, mut call: Call) -> Result<Response,
                 return Err(ApiError::invalid(name, reason));
             }
         }
-        let state = decision::input_text(&request.input)?;
+        let state = decision::input_state(&request.input)?;
         let own = decision::Questions::parse(&request.questions)?;
-        let decided = decide(&app, &call, state, own.asked.clone(), params, &place).await?;
+        let decided = decide(&app, &call, ("input", state), own.asked.clone(), params, &place).await?;
         let reply = json!({
             "model": app.model.name(),
             "answers": own.answers(&decided.decisions),
@@ -176,9 +180,10 @@ pub(super) async fn decisions(app: Arc<App>, mut call: Call) -> Result<Response,
         return Err(ApiError::invalid("questions", reason));
     }
     sglang::check_version(request.prompt_format_version)?;
-    let state = sglang::input_text(&request.input)?;
+    let images = images_of("images", &request.images.unwrap_or_default())?;
+    let state = images.then(sglang::input_text(&request.input)?.into());
     let own = sglang::Questions::parse(&request.questions)?;
-    let decided = decide(&app, &call, state, own.asked.clone(), params, &place).await?;
+    let decided = decide(&app, &call, ("input", state), own.asked.clone(), params, &place).await?;
     let reply = json!({
         "object": "decisions",
         "model": app.model.name(),
@@ -194,11 +199,11 @@ pub(super) async fn decisions(app: Arc<App>, mut call: Call) -> Result<Response,
     Ok(Json(reply).into_response())
 }
 
-/// Asks the model. `place` names the field of a question.
+/// Asks the model about the state in a field. `place` names the field of a question.
 async fn decide(
     app: &Arc<App>,
     call: &Call,
-    state: String,
+    (field, state): (&str, State),
     questions: Vec<Question>,
     params: DecideParams,
     place: &(dyn Fn(usize) -> String + Sync),
@@ -207,6 +212,7 @@ async fn decide(
         deadline: app.config.request_timeout,
         ..params
     };
+    let has_images = state.n_images() > 0;
     // Each question repeats the state, so a small request can have much text to encode.
     let turn = app.intake.turn(&app.config).await?;
     let model = app.model.model().clone();
@@ -218,9 +224,25 @@ async fn decide(
     };
     let refusal = |error: Error| match error {
         Error::Decide(error) => ApiError::of_decision(error, place),
-        error => error.into(),
+        error => match ApiError::from(error) {
+            // Where chats have their images.
+            ApiError::InvalidField { param, reason } if param == "messages" => {
+                ApiError::invalid(field, reason)
+            }
+            error => error,
+        },
     };
-    let begun = off_thread_while_wanted(begin).await?.map_err(refusal)?;
+    let begun = if has_images {
+        let limits = QueueLimits {
+            max_waiting: app.engine().config().max_queued,
+            wait: app.config.queue_timeout,
+            whole: app.config.request_timeout,
+        };
+        app.encoder_queue.run(limits, begin).await?
+    } else {
+        off_thread_while_wanted(begin).await?
+    };
+    let begun = begun.map_err(refusal)?;
     let mut answers = begun.ok_or(ApiError::DeadlineExceeded)?;
     call.tally.add_prompt(answers.n_prompt_tokens());
     let mut decisions = Vec::new();

@@ -2,7 +2,7 @@
 //!
 //! Apart from the engine's errors, because only requests for decisions know where a question stands in them.
 
-use tokenmill::decide::{DecideError, NO_IMAGES};
+use tokenmill::decide::DecideError;
 
 use crate::ApiError;
 
@@ -21,10 +21,7 @@ impl ApiError {
             DecideError::OpenReasoning | DecideError::AnswerHead => Self::invalid("model", reason),
             DecideError::Json { path, reason } => Self::invalid(path, reason),
             DecideError::UnknownField { path } => Self::UnknownField { param: path },
-            DecideError::Image { path } => Self::UnsupportedField {
-                param: path,
-                reason: NO_IMAGES,
-            },
+            DecideError::ImageCount { .. } => Self::invalid("images", reason),
             DecideError::Permutations { .. } => Self::invalid("permutations", reason),
             DecideError::Temperature { .. } => Self::invalid("temperature", reason),
             error => {

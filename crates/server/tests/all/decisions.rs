@@ -309,7 +309,12 @@ async fn a_fault_is_named_in_the_form_of_its_api() {
         ),
         (
             json!({ "input": [{ "role": "user", "content": [{ "type": "input_image" }] }], "questions": openai_questions() }),
-            "input[0].content[0]",
+            "input[0].content[0].image_url",
+        ),
+        // The model sees no images.
+        (
+            json!({ "input": "a", "questions": sglang_questions(), "images": ["data:;base64,aGk="] }),
+            "input",
         ),
     ] {
         let reply = server.post("/v1/decisions", &body).await;

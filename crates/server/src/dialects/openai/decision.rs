@@ -7,7 +7,8 @@ use std::collections::HashMap;
 
 use serde_json::{Value, json};
 use tokenmill::decide::{
-    ChoiceOption, DecideError, Decision, JsonObject, MAX_LEVELS, MAX_OPTIONS, Question, QuestionKind, text_of,
+    ChoiceOption, DecideError, Decision, JsonObject, MAX_LEVELS, MAX_OPTIONS, Question, QuestionKind, State,
+    image_of_part,
 };
 
 /// Fields that describe an item or a part, and change nothing.
@@ -116,9 +117,13 @@ fn question(object: &JsonObject<'_>) -> Result<(Question, Vec<Value>), DecideErr
         _ => return object.invalid("type", "expected `predicate`, `choice` or `score`"),
     };
     let instructions = content(object, "instructions")?;
+    let Some(instructions) = instructions.as_text() else {
+        return object.invalid("instructions", "images are a part of the input");
+    };
     if instructions.trim().is_empty() {
         return object.invalid("instructions", "is empty");
     }
+    let instructions = instructions.to_owned();
     Ok((Question { instructions, kind }, values))
 }
 
@@ -152,34 +157,34 @@ fn answer(question: &Question, values: &[Value], decision: &Decision) -> Value {
     }
 }
 
-/// Returns the text of an input: a text itself, the text of a single message of the user, or a conversation with the roles.
+/// Returns the state of an input: a text itself, the content of a single message of the user, or a conversation with the roles.
 ///
 /// # Errors
 /// An item or a part that cannot be read, with its path.
-pub(crate) fn input_text(input: &Value) -> Result<String, DecideError> {
+pub(crate) fn input_state(input: &Value) -> Result<State, DecideError> {
     let items = match input {
-        Value::String(text) => return Ok(text.clone()),
+        Value::String(text) => return Ok(text.into()),
         Value::Array(items) if !items.is_empty() => items,
         _ => return Err(DecideError::json("input", "expected a text or a list of items")),
     };
     let mut calls = HashMap::new();
-    let mut texts = Vec::with_capacity(items.len());
+    let mut state = State::default();
     for item in JsonObject::each("input", items) {
         let item = item?;
-        let text = item_text(&item, &mut calls)?;
+        let written = write_item(&item, &mut calls)?;
         if let ([_], Some("user")) = (&items[..], item.string_if("role")?) {
             return content(&item, "content");
         }
-        texts.push(text);
+        state = after(state, "\n\n").then(written);
     }
-    Ok(texts.join("\n\n"))
+    Ok(state)
 }
 
 /// Writes an item of a conversation. `calls` are the names of the tools that were called, by the ids of the calls.
-fn item_text<'a>(
+fn write_item<'a>(
     item: &JsonObject<'a>,
     calls: &mut HashMap<&'a str, &'a str>,
-) -> Result<String, DecideError> {
+) -> Result<State, DecideError> {
     let check = |own: &[&str]| item.refuse_others(&[&LABELS[..], own].concat());
     match item.string_if("type")?.unwrap_or("message") {
         "message" => {
@@ -191,7 +196,7 @@ fn item_text<'a>(
                 "developer" => "Developer",
                 _ => return item.invalid("role", "is no role"),
             };
-            Ok(format!("{role}: {}", content(item, "content")?))
+            Ok(State::from(format!("{role}: ")).then(content(item, "content")?))
         }
         kind @ ("function_call" | "custom_tool_call") => {
             let given = if kind == "function_call" {
@@ -202,56 +207,61 @@ fn item_text<'a>(
             check(&["call_id", "name", given])?;
             let name = item.string("name")?;
             calls.insert(item.string("call_id")?, name);
-            Ok(format!("Assistant calls {name}: {}", item.string(given)?))
+            Ok(format!("Assistant calls {name}: {}", item.string(given)?).into())
         }
         "function_call_output" | "custom_tool_call_output" => {
             check(&["call_id", "output"])?;
             let Some(name) = calls.get(item.string("call_id")?) else {
                 return item.invalid("call_id", "no call before it has this id");
             };
-            Ok(format!("Result of {name}: {}", content(item, "output")?))
+            Ok(State::from(format!("Result of {name}: ")).then(content(item, "output")?))
         }
         _ => item.invalid("type", "expected a message, a call of a tool or its output"),
     }
 }
 
-/// Returns the text of a field that is a text or a list of parts.
-fn content(object: &JsonObject<'_>, name: &str) -> Result<String, DecideError> {
+/// Returns a state with a text after it, except one that has nothing.
+fn after(state: State, text: &str) -> State {
+    if state.is_empty() { state } else { state.text(text) }
+}
+
+/// Returns the content of a field that is a text or a list of parts.
+fn content(object: &JsonObject<'_>, name: &str) -> Result<State, DecideError> {
     let parts = match object.get(name) {
-        Some(Value::String(text)) => return Ok(text.clone()),
+        Some(Value::String(text)) => return Ok(text.into()),
         Some(Value::Array(parts)) => parts,
         Some(_) => return object.invalid(name, "expected a text or a list of parts"),
         None => return object.invalid(name, "this field is required"),
     };
-    let mut texts = Vec::with_capacity(parts.len());
+    let mut state = State::default();
     for part in JsonObject::each(object.inner(name), parts) {
         let part = part?;
-        let check = |own: &str| part.refuse_others(&[&LABELS[..], &[own]].concat());
-        texts.push(match part.string("type")? {
+        let check = |own: &[&str]| part.refuse_others(&[&LABELS[..], own].concat());
+        let written = match part.string("type")? {
             "input_text" | "output_text" => {
-                check("text")?;
-                part.string("text")?.to_owned()
+                check(&["text"])?;
+                part.string("text")?.into()
             }
             "refusal" => {
-                check("refusal")?;
-                part.string("refusal")?.to_owned()
+                check(&["refusal"])?;
+                part.string("refusal")?.into()
             }
             "input_json" => {
-                check("data")?;
+                check(&["data"])?;
                 match part.get("data") {
-                    Some(data @ (Value::Object(_) | Value::Array(_))) => text_of(part.inner("data"), data)?,
+                    Some(data @ (Value::Object(_) | Value::Array(_))) => data.to_string().into(),
                     _ => return part.invalid("data", "expected an object or a list"),
                 }
             }
             "input_image" => {
-                return Err(DecideError::Image {
-                    path: part.path().to_owned(),
-                });
+                check(&["image_url", "detail"])?;
+                State::default().image(image_of_part(&part)?)
             }
-            _ => return part.invalid("type", "expected `input_text` or `input_json`"),
-        });
+            _ => return part.invalid("type", "expected `input_text`, `input_json` or `input_image`"),
+        };
+        state = after(state, "\n").then(written);
     }
-    Ok(texts.join("\n"))
+    Ok(state)
 }
 
 #[cfg(test)]
@@ -261,7 +271,9 @@ mod tests {
 
     #[test]
     fn a_conversation_becomes_one_text() {
-        let check = |input: Value, expected: &str| assert_eq!(input_text(&input).unwrap(), expected);
+        let check = |input: Value, expected: &str| {
+            assert_eq!(input_state(&input).unwrap().as_text(), Some(expected));
+        };
         check(json!("as it is"), "as it is");
         check(json!([{ "role": "user", "content": "alone" }]), "alone");
         let parts =
@@ -283,8 +295,23 @@ mod tests {
     }
 
     #[test]
+    fn images_keep_their_places() {
+        let url = "data:image/png;base64,aGk=";
+        let parts = json!([
+            { "type": "input_text", "text": "a" }, { "type": "input_image", "image_url": url, "detail": "low" },
+            { "type": "input_text", "text": "b" },
+        ]);
+        let state = input_state(&json!([{ "role": "user", "content": parts }])).unwrap();
+        let seen = |before: &str| State::from(before).image(&b"hi"[..]).text("\nb");
+        assert_eq!(state, seen("a\n"));
+        let items = json!([{ "role": "user", "content": parts }, { "role": "assistant", "content": "c" }]);
+        let state = input_state(&items).unwrap();
+        assert_eq!(state, seen("User: a\n").text("\n\nAssistant: c"));
+    }
+
+    #[test]
     fn a_fault_of_an_input_has_its_path() {
-        let image = json!({ "type": "input_image", "image_url": "data:," });
+        let image = json!({ "type": "input_image", "image_url": "https://example.org/a.png" });
         for (input, path) in [
             (json!(3), "input"),
             (json!([]), "input"),
@@ -297,7 +324,7 @@ mod tests {
             ),
             (
                 json!([{ "role": "user", "content": [image] }]),
-                "input[0].content[0]",
+                "input[0].content[0].image_url",
             ),
             (
                 json!([{ "role": "user", "content": [{ "type": "audio" }] }]),
@@ -309,7 +336,7 @@ mod tests {
                 "input[0].call_id",
             ),
         ] {
-            let error = ApiError::from(input_text(&input).unwrap_err());
+            let error = ApiError::from(input_state(&input).unwrap_err());
             assert_eq!(error.param(), Some(path), "{input}");
         }
     }
