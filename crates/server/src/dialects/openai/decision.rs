@@ -109,6 +109,8 @@ fn question(object: &JsonObject<'_>) -> Result<(Question, Vec<Value>), DecideErr
                 values.push(label.into());
                 levels.push(match level.string_if("description")?.unwrap_or_default() {
                     "" => label.to_owned(),
+                    // The prompt has the number.
+                    description if label == levels.len().to_string() => description.to_owned(),
                     description => format!("{label} - {description}"),
                 });
             }
@@ -291,6 +293,22 @@ mod tests {
                 { "role": "assistant", "content": [{ "type": "output_text", "text": "It rains." }] },
             ]),
             "System: Be kind.\n\nUser: Weather?\n\nAssistant calls weather: {}\n\nResult of weather: rain\n\nAssistant: It rains.",
+        );
+    }
+
+    #[test]
+    fn a_level_has_its_number_once() {
+        let level = |label: &str, description: Value| json!({ "label": label, "description": description });
+        let levels = json!([
+            level("0", json!("can wait")),
+            level("today", Value::Null),
+            level("1", json!("now"))
+        ]);
+        let asked = json!([{ "type": "score", "instructions": "How urgent?", "levels": levels }]);
+        let parsed = Questions::parse(asked.as_array().unwrap()).unwrap();
+        assert_eq!(
+            parsed.asked,
+            [Question::score("How urgent?", ["can wait", "today", "1 - now"])]
         );
     }
 
