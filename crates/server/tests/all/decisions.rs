@@ -367,6 +367,39 @@ async fn hostile_requests_are_refused_before_anything_is_computed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn hostile_requests_do_not_disturb_others() {
+    let Some(server) = TestServer::start().await else {
+        return;
+    };
+    let asked = json!({ "state": STATE, "questions": system_one_questions() });
+    let expected = server.post_ok("/v1/systemone", &asked).await["answers"].clone();
+    let noul = json!({ "type": "noul", "instructions": "Is it?" });
+    let many: Map<String, Value> = (0..10_000).map(|idx| (format!("q{idx}"), noul.clone())).collect();
+    let long = "x".repeat(1 << 20);
+    let hostile = [
+        json!({ "state": "a", "questions": many }),
+        json!({ "state": "a", "questions": { "q": { "type": "choice", "criteria": { &long: &long, "b": null } } } }),
+        // Labels that collide: two options that the model reads alike.
+        json!({ "state": "a", "questions": { "q": { "type": "score", "criteria": ["same", "other", "same"] } } }),
+    ];
+    let refusals = async {
+        for body in hostile.iter().cycle().take(12) {
+            let reply = server.post("/v1/systemone", body).await;
+            assert_eq!(reply.status, 422, "{}", reply.text());
+            assert!(reply.body.len() < 4096, "{} bytes", reply.body.len());
+        }
+    };
+    let others = async {
+        for _ in 0..6 {
+            let reply = server.post_ok("/v1/systemone", &asked).await;
+            assert_eq!(reply["answers"], expected);
+        }
+    };
+    tokio::join!(refusals, others);
+    server.assert_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_template_that_cannot_close_its_reasoning_is_named() {
     let template = "{% for m in messages %}<|user|>{{ m.content }}<|end|>{% endfor %}<|assistant|><think>\n";
     let setup = Setup {
