@@ -1,7 +1,18 @@
-"""Decisions through the official packages: TypeSafe's, and OpenAI's with its own questions."""
+"""Decisions through the packages that speak both APIs: TypeSafe's, OpenAI's, LiteLLM with several providers, LangChain's, and npm's `ai`
+where TOKENMILL_AI_DECISIONS names the folder it is in."""
 
+import json
 import math
+import os
+import subprocess
+import warnings
 
+# Nothing is sent to anyone but the server of this test.
+os.environ |= {"LANGSMITH_TRACING": "false", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+
+import litellm
+from langchain_core._api import LangChainBetaWarning
+from langchain_openai import decisions as langchain
 from openai import BadRequestError, OpenAI
 from typesafe_sdk import Choice, Noul, Score, TypeSafeClient, TypeSafeUnprocessableEntityError
 
@@ -69,4 +80,43 @@ with Server() as server:
         raise SystemExit("a choice without options was answered")
     except BadRequestError as error:
         assert error.param == "questions[0].choices", error
-print(f"ok: decisions of typesafe-sdk and openai, {usage.input_tokens_details.cached_tokens} of {usage.input_tokens} tokens cached")
+
+    def check(client, found_fraud, found_cards, found_risk):
+        """Another client has the probabilities of TypeSafe's."""
+        found = (found_fraud, found_cards, found_risk)
+        expected = (first.nouls["fraud"].noul, team.probabilities["cards"], risk.score)
+        assert all(map(close, found, expected)), (client, found, expected)
+
+    by_name = {
+        "fraud": {"type": "noul", "instructions": "Is it fraud?"},
+        "team": {"type": "choice", "instructions": "Who takes it?", "criteria": TEAMS},
+        "risk": {"type": "score", "instructions": "How urgent is it?", "criteria": LEVELS},
+    }
+    v1 = f"{server.url}/v1"
+    providers = [("typesafe", server.url), ("hosted_vllm", v1), ("lm_studio", v1), ("ollama", server.url), ("openai", v1)]
+    for provider, base in providers:
+        fields = {"model": f"{provider}/demo", "api_base": base, "api_key": "key"}
+        answers = litellm.systemone(**fields, state=STATE, questions=by_name).answers
+        check(provider, answers["fraud"].noul, answers["team"].probabilities["cards"], answers["risk"].score)
+        named = [{**question, "name": name} for name, question in zip(by_name, asked)]
+        fraud, choice, score = litellm.decisions(**fields, input=STATE, questions=named).answers
+        cards = {option.value: option.probability for option in choice.probabilities}["cards"]
+        check(provider, fraud.probability, cards, score.score)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LangChainBetaWarning)
+        client = langchain.OpenAIDecisions(model="demo", base_url=v1, api_key="key", max_retries=0)
+    questions = {
+        "fraud": langchain.Predicate(instructions="Is it fraud?"),
+        "team": langchain.Choice(instructions="Who takes it?", choices=TEAMS),
+        "risk": langchain.Score(instructions="How urgent is it?", levels=LEVELS),
+    }
+    answers = client.invoke({"input": STATE, "questions": questions}).answers
+    check("langchain", answers["fraud"].probability, answers["team"].probabilities["cards"], answers["risk"].score)
+
+    folder = os.environ.get("TOKENMILL_AI_DECISIONS")
+    if folder is not None:
+        known = {"fraud": first.nouls["fraud"].noul, "team": team.probabilities["cards"], "risk": risk.score}
+        command = ["node", "decide.mjs", server.url, json.dumps({"state": STATE, **known})]
+        subprocess.run(command, cwd=folder, check=True, timeout=60)
+print(f"ok: decisions of typesafe-sdk, openai, litellm and langchain, {usage.input_tokens_details.cached_tokens} of {usage.input_tokens} tokens cached")

@@ -12,6 +12,7 @@
 
 mod adapters;
 mod answer;
+mod decision;
 mod error;
 mod fetch;
 mod json;
@@ -34,6 +35,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<answer::Piece>()?;
     module.add_class::<answer::ScoredToken>()?;
     module.add_class::<answer::ToolCall>()?;
+    module.add_class::<decision::Decision>()?;
     module.add_class::<answer::Usage>()?;
     module.add_class::<model::Model>()?;
     module.add_class::<stream::Stream>()

@@ -6,6 +6,7 @@
 use std::{
     path::PathBuf,
     sync::{PoisonError, RwLock},
+    time::Duration,
 };
 
 use numpy::{PyArray1, PyArray2, PyArrayMethods};
@@ -18,6 +19,7 @@ use serde_json::Value;
 use tokenmill::{
     Conversation, Device, LoadOptions, TextParams, ToolChoice,
     adapters::AdapterSource,
+    decide::{DecideParams, SystemOneQuestions, state_of},
     gpu::has_gpu,
     load::{Compute, Projector},
     placement::DeviceLayers,
@@ -25,7 +27,9 @@ use tokenmill::{
     text::DecodeOptions,
 };
 
-use crate::{adapters, answer::Answer, error, fetch::Fetch, json, params, stream::Stream};
+use crate::{
+    adapters, answer::Answer, decision::Decision, error, fetch::Fetch, json, params, stream::Stream,
+};
 
 /// A loaded model.
 ///
@@ -302,6 +306,45 @@ impl Model {
             .detach(|| model.rerank(query, &documents))
             .map_err(error::request)?;
         Ok(PyArray1::from_vec(py, scores))
+    }
+
+    /// Answers typed questions about a state with probabilities: a dict of a `Decision` for each question.
+    ///
+    /// `state` is a text, or a dict or a list, which the model reads as JSON; chat messages may have images. `questions` has names and
+    /// questions as `/v1/systemone` takes them. `permutations` asks each question in so many orders of its options and averages.
+    #[pyo3(signature = (state, questions, *, permutations=1, temperature=1.0, timeout=None))]
+    fn decide<'py>(
+        &self,
+        py: Python<'py>,
+        state: &Bound<'py, PyAny>,
+        questions: &Bound<'py, PyAny>,
+        permutations: usize,
+        temperature: f64,
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let state = state_of(&json::from_python("state", state)?).map_err(error::request)?;
+        let Value::Object(questions) = json::from_python("questions", questions)? else {
+            return Err(PyTypeError::new_err("questions: must be a dict"));
+        };
+        let asked = SystemOneQuestions::parse(&questions).map_err(error::request)?;
+        let deadline = timeout.map(Duration::try_from_secs_f64).transpose();
+        let params = DecideParams {
+            permutations,
+            temperature,
+            deadline: deadline.map_err(|error| value_error("timeout", &error))?,
+            ..DecideParams::default()
+        };
+        let model = self.open()?;
+        let decisions = py.detach(|| {
+            let answers = model.start_deciding(state, asked.questions(), &params)?;
+            answers.collect::<Result<Vec<_>, tokenmill::Error>>()
+        });
+        let answers = PyDict::new(py);
+        let asked = asked.names().iter().zip(asked.questions());
+        for ((name, question), decision) in asked.zip(decisions.map_err(error::request)?) {
+            answers.set_item(name, Bound::new(py, Decision::new(question, decision))?)?;
+        }
+        Ok(answers)
     }
 
     /// The logits behind every token of a text or of a list of tokens: an array of float32, `[n_tokens, n_vocab]`.

@@ -15,7 +15,7 @@ import time
 import numpy as np
 import pytest
 
-from tokenmill import Answer, LoadError, Model, RequestError
+from tokenmill import Answer, Decision, LoadError, Model, RequestError
 
 VISION = pathlib.Path(__file__).parents[3] / "tests/data/vision/gemma3"
 QUESTION = [{"role": "user", "content": "What is 3 + 4?"}]
@@ -400,6 +400,46 @@ def test_what_is_refused_says_why(model, tmp_path):
         model.chat({"role": "user", "content": "Hello"})
     with pytest.raises(RequestError, match="does not rank"):
         model.rerank("a", ["b"])
+
+
+def test_decisions_equal_those_of_the_program(model, tmp_path):
+    state = "The cat sat on the mat, and the dog was sad."
+    questions = {
+        "sad": {"type": "noul", "instructions": "Was the dog sad?"},
+        "who": {"type": "choice", "instructions": "Who sat?", "criteria": {"cat": "an animal", "dog": None}},
+        "mood": {"type": "score", "instructions": "How happy is the dog?", "criteria": ["sad", "calm", "happy"]},
+    }
+    files = [tmp_path / "state.txt", tmp_path / "questions.json"]
+    files[0].write_text(state)
+    files[1].write_text(json.dumps(questions))
+    arguments = ["--state", str(files[0]), "--questions", str(files[1]), "--json", "--device", "cpu"]
+    told = json.loads(program("decide", "demo", *arguments))["answers"]
+    answers = model.decide(state, questions)
+    assert list(answers) == list(questions)
+    sad, who, mood = answers.values()
+    assert all(isinstance(answer, Decision) for answer in answers.values())
+    assert (sad.type, who.type, mood.type) == ("noul", "choice", "score")
+    assert sad.noul == told["sad"]["noul"] == sad.probabilities["yes"]
+    assert sad.choice == ("yes" if sad.noul >= 0.5 else "no") and sad.score is sad.confidence is None
+    assert who.probabilities == told["who"]["probabilities"] and who.choice == told["who"]["choice"]
+    assert who.confidence == told["who"]["confidence"] and who.noul is who.score is None
+    assert list(mood.probabilities) == ["sad", "calm", "happy"]
+    assert (mood.score, mood.confidence) == (told["mood"]["score"], told["mood"]["confidence"])
+    assert 0 < who.label_mass == told["who"]["x_label_mass"] and "who" not in repr(who)
+    both = model.decide(state, {"who": questions["who"]}, permutations=2)["who"]
+    assert both.probabilities != who.probabilities
+    flat = model.decide(state, {"who": questions["who"]}, temperature=1000.0, timeout=60)["who"]
+    assert abs(flat.probabilities["cat"] - 0.5) < 0.05
+    assert model.decide({"cat": "sad"}, {"a": questions["sad"]})["a"].noul == model.decide('{"cat":"sad"}', {"a": questions["sad"]})["a"].noul
+    for wrong, message in [({}, "0 questions"), ({"a": {"type": "box"}}, "questions.a.type")]:
+        with pytest.raises(RequestError, match=message):
+            model.decide(state, wrong)
+    with pytest.raises(TypeError, match="questions: must be a dict"):
+        model.decide(state, [])
+    with pytest.raises(ValueError, match="timeout"):
+        model.decide(state, questions, timeout=-1)
+    with pytest.raises(RequestError, match="permutations|orders"):
+        model.decide(state, questions, permutations=0)
 
 
 def test_other_threads_run_meanwhile(model):

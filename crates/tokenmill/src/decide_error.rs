@@ -96,6 +96,20 @@ pub enum DecideError {
         /// Cause of the error.
         reason: String,
     },
+    /// A field in JSON that is not known.
+    #[error("unknown field `{path}`")]
+    UnknownField {
+        /// Path of the field.
+        path: String,
+    },
+    /// The state has too many images.
+    #[error("{found} images, and the limit is {maximum}")]
+    ImageCount {
+        /// Images that there are.
+        found: usize,
+        /// The limit.
+        maximum: usize,
+    },
     /// The model has fewer labels than a question has options.
     #[error(
         "{found} options need as many labels, and after this model's prompt {n_labels} are one token each and differ"
@@ -138,6 +152,14 @@ pub enum DecideError {
 }
 
 impl DecideError {
+    /// Makes a [`DecideError::Json`].
+    pub fn json(path: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self::Json {
+            path: path.into(),
+            reason: reason.into(),
+        }
+    }
+
     /// Returns the index of the question at fault, if it is one.
     pub fn question_idx(&self) -> Option<usize> {
         match *self {

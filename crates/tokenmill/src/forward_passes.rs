@@ -7,11 +7,12 @@
 use std::{
     collections::VecDeque,
     fmt,
+    sync::Arc,
     task::{Context, Poll},
     time::{Duration, Instant},
 };
 
-use tokenmill_sched::{Engine, EngineError, Event, ForwardParams, Generation};
+use tokenmill_sched::{Engine, EngineError, Event, ForwardParams, Generation, Media};
 
 use crate::Error;
 
@@ -24,6 +25,22 @@ pub(crate) struct Pace {
     pub(crate) is_begun: bool,
 }
 
+/// The tokens of a pass, and the rows of the images among them.
+#[derive(Clone, Debug)]
+pub(crate) struct PassInput {
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) media: Arc<[Media]>,
+}
+
+impl From<Vec<u32>> for PassInput {
+    fn from(tokens: Vec<u32>) -> Self {
+        Self {
+            tokens,
+            media: Arc::new([]),
+        }
+    }
+}
+
 /// Forward passes over known tokens. Dropping them cancels unfinished work.
 pub(crate) struct ForwardPasses {
     engine: Engine,
@@ -32,7 +49,7 @@ pub(crate) struct ForwardPasses {
     deadline: Option<Instant>,
     passes: VecDeque<Generation>,
     /// Inputs that the queue had no room for.
-    rest: VecDeque<Vec<u32>>,
+    rest: VecDeque<PassInput>,
     max_open: usize,
     /// Whether the queue took one.
     is_begun: bool,
@@ -62,13 +79,14 @@ impl ForwardPasses {
             max_open: usize::MAX,
             is_begun: false,
         };
+        let inputs = inputs.into_iter().map(PassInput::from).collect();
         Self::start_at(engine, inputs, pace, deadline, params_of)
     }
 
     /// Does the same at a pace, and ends at an instant.
     pub(crate) fn start_at(
         engine: &Engine,
-        inputs: Vec<Vec<u32>>,
+        inputs: Vec<PassInput>,
         pace: Pace,
         deadline: Option<Instant>,
         params_of: impl Fn(usize) -> ForwardParams + Send + Sync + 'static,
@@ -91,11 +109,12 @@ impl ForwardPasses {
     /// that its own inputs left.
     fn submit(&mut self) -> Result<(), EngineError> {
         while self.passes.len() < self.max_open
-            && let Some(tokens) = self.rest.front()
+            && let Some(PassInput { tokens, media }) = self.rest.front()
         {
             let left = |deadline: Instant| deadline.saturating_duration_since(Instant::now());
             let params = ForwardParams {
                 deadline: self.deadline.map(left),
+                media: Arc::clone(media),
                 ..(self.params_of)(tokens.len())
             };
             let pass = match self.engine.submit_forward(tokens.clone(), params.clone()) {

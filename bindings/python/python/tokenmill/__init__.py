@@ -8,6 +8,7 @@
 
 from ._native import (
     Answer,
+    Decision,
     Error,
     LoadError,
     Model,
@@ -22,6 +23,7 @@ from ._native import (
 
 __all__ = [
     "Answer",
+    "Decision",
     "Error",
     "LoadError",
     "Model",

@@ -10,7 +10,7 @@ use std::{
 use serde_json::{Map, Value, json};
 use tokenmill::{
     Error, KvCache,
-    decide::{DecideParams, Decision, Question, QuestionKind, SystemOneQuestions},
+    decide::{DecideParams, Decision, Question, QuestionKind, State, SystemOneQuestions},
 };
 
 use crate::{
@@ -73,6 +73,21 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     } else {
         read_text(&args.state)?
     };
+    // The line break at the end of a file or a pipe does not belong to the text.
+    let state = State::from(state.trim_end_matches(['\r', '\n']));
+    let params = DecideParams {
+        permutations: args.permutations,
+        ..DecideParams::default()
+    };
+    let named = |error: Error| match &error {
+        Error::Decide(fault) if let Some(question_idx) = fault.question_idx() => {
+            let name = visible(&asked.names()[question_idx]);
+            Failure::input(format!("question `{name}`: {fault}"))
+        }
+        _ => error.into(),
+    };
+    // A fault is told before a model is downloaded or loaded.
+    (params.check(&state, asked.questions())).map_err(|fault| named(fault.into()))?;
     let mut options = args.load.options()?;
     options.n_seqs = (asked.questions().len())
         .saturating_mul(args.permutations)
@@ -81,19 +96,6 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     options.kv_cache = KvCache::Contexts(1);
     args.template.add_to(&mut options)?;
     let model = load(&args.load.fetch.resolve(&args.model)?, &options)?;
-    let params = DecideParams {
-        permutations: args.permutations,
-        ..DecideParams::default()
-    };
-    // The line break at the end of a file or a pipe does not belong to the text.
-    let state = state.trim_end_matches(['\r', '\n']);
-    let named = |error: Error| match &error {
-        Error::Decide(fault) if let Some(question_idx) = fault.question_idx() => {
-            let name = visible(&asked.names()[question_idx]);
-            Failure::input(format!("question `{name}`: {fault}"))
-        }
-        _ => error.into(),
-    };
     let mut answers = (model.start_deciding(state, asked.questions(), &params)).map_err(named)?;
     let decisions = answers.by_ref().collect::<Result<Vec<_>, _>>().map_err(named)?;
     if args.json {

@@ -69,7 +69,19 @@ fn decide_prints_bars_and_json() {
     let refused = tokenmill(args).failed(2);
     assert!(refused.contains("without reasoning"), "{refused}");
     let none = ["--questions", arg(&questions), "--permutations", "0"];
-    let args = [&["decide", "demo", "--state", arg(&state)][..], &none[..]].concat();
+    // The model is not looked for.
+    let args = [&["decide", "nowhere.gguf", "--state", arg(&state)][..], &none[..]].concat();
     let refused = tokenmill(args).failed(3);
     assert!(refused.contains("0 orders"), "{refused}");
+    fs::write(&bad, r#"{"who.sat": {"type": "choice", "criteria": {}}}"#).unwrap();
+    let args = [
+        "decide",
+        "nowhere.gguf",
+        "--state",
+        arg(&state),
+        "--questions",
+        arg(&bad),
+    ];
+    let refused = tokenmill(args).failed(3);
+    assert!(refused.contains("question `who.sat`: 0 options"), "{refused}");
 }

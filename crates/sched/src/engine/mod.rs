@@ -303,7 +303,7 @@ impl Engine {
     /// # Errors
     /// An error for an invalid request, a full queue, or an engine that is ending.
     pub fn submit_forward(&self, tokens: Vec<u32>, params: ForwardParams) -> Result<Generation, EngineError> {
-        check_forward(&self.inner.limits, &tokens, &params)?;
+        check_forward(&self.inner.limits, self.input_rows(), &tokens, &params)?;
         self.submit_job(
             tokens,
             Job::Forward(params),
@@ -326,7 +326,7 @@ impl Engine {
         tokens: Vec<u32>,
         params: ForwardParams,
     ) -> Result<Generation, EngineError> {
-        check_forward(&self.inner.limits, &tokens, &params)?;
+        check_forward(&self.inner.limits, self.input_rows(), &tokens, &params)?;
         self.submit_job(
             tokens,
             Job::Forward(params),

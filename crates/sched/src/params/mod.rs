@@ -95,7 +95,7 @@ pub enum ForwardRows {
 }
 
 /// A forward pass over known tokens.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ForwardParams {
     /// The rows to read.
     pub rows: ForwardRows,
@@ -113,6 +113,8 @@ pub struct ForwardParams {
     pub cache_salt: u64,
     /// The adapter to compute with.
     pub adapter: Option<AdapterId>,
+    /// Non-token inputs among the tokens, in the order of their places.
+    pub media: Arc<[Media]>,
 }
 
 impl ForwardParams {
@@ -127,6 +129,7 @@ impl ForwardParams {
             uses_prefix_cache: true,
             cache_salt: 0,
             adapter: None,
+            media: Arc::new([]),
         }
     }
 }

@@ -94,7 +94,7 @@ impl Job {
     pub(crate) fn media(&self) -> Arc<[Media]> {
         match self {
             Self::Generate { params, .. } => Arc::clone(&params.media),
-            Self::Forward(_) => Arc::new([]),
+            Self::Forward(params) => Arc::clone(&params.media),
         }
     }
 
@@ -185,7 +185,7 @@ impl Submission {
                 uses_prefix_cache: params.uses_prefix_cache,
                 salt: params.cache_salt,
                 adapter: params.adapter,
-                media: Arc::new([]),
+                media: params.media.iter().map(|media| media.span).collect(),
                 queue_deadline_us: params.queue_timeout.map(at),
                 deadline_us: params.deadline.map(at),
                 is_constrained: false,
@@ -298,10 +298,18 @@ fn check_choice(limits: &ExecutorLimits, params: &GenerateParams) -> Result<(), 
 /// Checks a forward pass.
 pub(crate) fn check_forward(
     limits: &ExecutorLimits,
+    rows: InputRows,
     tokens: &[u32],
     params: &ForwardParams,
 ) -> Result<(), EngineError> {
     check_tokens(limits, tokens)?;
+    check_media(
+        limits,
+        rows.width,
+        rows.max_step_tokens,
+        tokens.len(),
+        &params.media,
+    )?;
     if limits.is_encoder && params.rows == ForwardRows::Logits {
         return Err(EngineError::PredictsNoTokens);
     }

@@ -6,7 +6,7 @@
 
 use std::{
     sync::{
-        Arc, Weak,
+        Arc,
         atomic::{AtomicUsize, Ordering},
     },
     time::Instant,
@@ -16,7 +16,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::{
     ApiError,
-    app::off_thread::{QueueLimits, off_thread, within},
+    app::off_thread::{QueueLimits, Wanted, off_thread_while_wanted, within},
 };
 
 /// The turns of an encoder.
@@ -24,16 +24,6 @@ use crate::{
 pub(crate) struct EncoderQueue {
     turn: Arc<Semaphore>,
     n_waiting: AtomicUsize,
-}
-
-/// Whether a request still waits for the result.
-#[derive(Debug)]
-pub(crate) struct Wanted(Weak<()>);
-
-impl Wanted {
-    pub(crate) fn is_so(&self) -> bool {
-        self.0.strong_count() > 0
-    }
 }
 
 /// A place among those that wait.
@@ -66,17 +56,13 @@ impl EncoderQueue {
     {
         let begun = Instant::now();
         let turn = self.turn(limits).await?;
-        let asker = Arc::new(());
-        let wanted = Wanted(Arc::downgrade(&asker));
-        let made = off_thread(move || {
-            let made = work(&wanted);
+        let made = off_thread_while_wanted(move |wanted| {
+            let made = work(wanted);
             drop(turn);
             made
         });
         let rest = limits.whole.map(|whole| whole.saturating_sub(begun.elapsed()));
-        let made = within(rest, made).await?;
-        drop(asker);
-        made
+        within(rest, made).await?
     }
 
     async fn turn(&self, limits: QueueLimits) -> Result<OwnedSemaphorePermit, ApiError> {

@@ -35,8 +35,8 @@ use crate::{
     ApiError, Dialect, ServedModel, ServerConfig,
     app::{
         compile_queue::CompileQueue,
-        encoder_queue::{EncoderQueue, Wanted},
-        off_thread::{QueueLimits, off_thread},
+        encoder_queue::EncoderQueue,
+        off_thread::{QueueLimits, Wanted, off_thread},
         shutdown::Shutdown,
         slots::{Asker, Slots},
         stored::StoredResponses,
@@ -432,6 +432,9 @@ pub(crate) fn error_response(error: &ApiError, dialect: Dialect, request_id: &Re
     let headers = response.headers_mut();
     if let Some(seconds) = error.retry_after_s() {
         headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    if status == StatusCode::UNSUPPORTED_MEDIA_TYPE {
+        headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("zstd"));
     }
     if status == StatusCode::UNAUTHORIZED {
         headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));

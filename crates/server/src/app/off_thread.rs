@@ -4,7 +4,12 @@
 //! that cannot be started is an error of the request that needs it; work that keeps a processor busy waits
 //! for its turn in a queue of its own, without a thread.
 
-use std::{future::Future, thread, time::Duration};
+use std::{
+    future::Future,
+    sync::{Arc, Weak},
+    thread,
+    time::Duration,
+};
 
 use tokio::{
     runtime::Handle,
@@ -39,6 +44,30 @@ pub(crate) async fn off_thread<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, ApiError> {
     run_on(thread::Builder::new().name("work".to_owned()), work).await
+}
+
+/// Whether a request still waits for the result of its work.
+#[derive(Debug)]
+pub(crate) struct Wanted(Weak<()>);
+
+impl Wanted {
+    pub(crate) fn is_so(&self) -> bool {
+        self.0.strong_count() > 0
+    }
+}
+
+/// Does the same as [`off_thread`] with work that ends early once its request is gone.
+///
+/// # Errors
+/// Returns the errors of [`off_thread`].
+pub(crate) async fn off_thread_while_wanted<T: Send + 'static>(
+    work: impl FnOnce(&Wanted) -> T + Send + 'static,
+) -> Result<T, ApiError> {
+    let asker = Arc::new(());
+    let wanted = Wanted(Arc::downgrade(&asker));
+    let made = off_thread(move || work(&wanted)).await;
+    drop(asker);
+    made
 }
 
 async fn run_on<T: Send + 'static>(
@@ -76,6 +105,22 @@ pub(crate) async fn within<T>(limit: Option<Duration>, work: impl Future<Output 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn work_learns_that_its_request_is_gone() {
+        assert_eq!(off_thread_while_wanted(Wanted::is_so).await, Ok(true));
+        let (tell, told) = oneshot::channel();
+        let work = |wanted: &Wanted| {
+            while wanted.is_so() {
+                thread::yield_now();
+            }
+            let _ = tell.send(());
+        };
+        let soon = Some(Duration::from_millis(20));
+        let late = within(soon, off_thread_while_wanted(work)).await;
+        assert_eq!(late, Err(ApiError::DeadlineExceeded));
+        assert!(told.await.is_ok(), "the work ended");
+    }
 
     #[tokio::test]
     async fn a_thread_that_cannot_be_started_and_a_panic_are_errors() {

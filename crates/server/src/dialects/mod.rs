@@ -3,7 +3,6 @@
 //! Types and their checks only; the handlers are in [`endpoints`](crate::endpoints).
 
 pub mod anthropic;
-mod json_object;
 pub mod llama_cpp;
 pub mod ollama;
 pub mod openai;

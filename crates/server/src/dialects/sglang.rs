@@ -6,12 +6,9 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
 use tokenmill::decide::{
-    ChoiceOption, DECISION_PROMPT_VERSION, Decision, MAX_LEVELS, MAX_OPTIONS, MAX_QUESTIONS, Question,
-    QuestionKind,
+    ChoiceOption, DECISION_PROMPT_VERSION, DecideError, Decision, JsonObject, MAX_LEVELS, MAX_OPTIONS,
+    Question, QuestionKind, text_of,
 };
-
-use super::json_object::{JsonObject, text_of};
-use crate::ApiError;
 
 /// Questions with ids.
 #[derive(Clone, Debug)]
@@ -29,10 +26,10 @@ pub(crate) fn is_own(question: &Value) -> bool {
 ///
 /// # Errors
 /// An empty text, and a value other than a text, an object or a list.
-pub(crate) fn input_text(input: &Value) -> Result<String, ApiError> {
+pub(crate) fn input_text(input: &Value) -> Result<String, DecideError> {
     let text = text_of("input", input)?;
     if text.trim().is_empty() {
-        return Err(ApiError::invalid("input", "expected a text that is not empty"));
+        return Err(DecideError::json("input", "expected a text that is not empty"));
     }
     Ok(text)
 }
@@ -42,24 +39,16 @@ impl Questions {
     ///
     /// # Errors
     /// The first fault, with its path.
-    pub(crate) fn parse(values: &[Value]) -> Result<Self, ApiError> {
-        if values.len() > MAX_QUESTIONS {
-            let reason = format!("{} questions, expected 1 to {MAX_QUESTIONS}", values.len());
-            return Err(ApiError::invalid("questions", reason));
-        }
+    pub(crate) fn parse(values: &[Value]) -> Result<Self, DecideError> {
         let mut parsed = Self {
             ids: Vec::new(),
             asked: Vec::new(),
         };
         let mut seen = BTreeSet::new();
-        for (question_idx, value) in values.iter().enumerate() {
-            let object = JsonObject::of(format!("questions[{question_idx}]"), value)?;
+        for object in JsonObject::questions(values)? {
             let id = object.string("id")?;
             if id.trim().is_empty() || !seen.insert(id) {
-                return Err(ApiError::invalid(
-                    object.inner("id"),
-                    "expected a text that no other question has",
-                ));
+                return object.invalid("id", "expected a text that no other question has");
             }
             parsed.ids.push(id.to_owned());
             parsed.asked.push(question(&object)?);
@@ -80,9 +69,9 @@ impl Questions {
 ///
 /// # Errors
 /// Another version than this server's.
-pub(crate) fn check_version(version: Option<u32>) -> Result<(), ApiError> {
+pub(crate) fn check_version(version: Option<u32>) -> Result<(), DecideError> {
     match version {
-        Some(version) if version != DECISION_PROMPT_VERSION => Err(ApiError::invalid(
+        Some(version) if version != DECISION_PROMPT_VERSION => Err(DecideError::json(
             "prompt_format_version",
             format!("{version} is not served; this server's prompts have version {DECISION_PROMPT_VERSION}"),
         )),
@@ -90,28 +79,28 @@ pub(crate) fn check_version(version: Option<u32>) -> Result<(), ApiError> {
     }
 }
 
-fn question(object: &JsonObject<'_>) -> Result<Question, ApiError> {
+fn question(object: &JsonObject<'_>) -> Result<Question, DecideError> {
     let kind = match object.string("type")? {
         "choice" => {
             object.refuse_others(&["id", "type", "question", "options"])?;
-            let options = object.list("options", 2..=MAX_OPTIONS)?.iter().enumerate();
-            let option = |(idx, value)| {
-                let option = JsonObject::of(format!("{}[{idx}]", object.inner("options")), value)?;
+            let option = |option: Result<JsonObject<'_>, DecideError>| {
+                let option = option?;
                 option.refuse_others(&["name", "description"])?;
                 let name = option.string("name")?;
                 if name.trim().is_empty() {
-                    return Err(ApiError::invalid(option.inner("name"), "is empty"));
+                    return option.invalid("name", "is empty");
                 }
                 Ok(ChoiceOption {
                     name: name.to_owned(),
                     description: option.text("description")?,
                 })
             };
-            let options: Vec<ChoiceOption> = options.map(option).collect::<Result<_, ApiError>>()?;
+            let options = object.objects("options", 2..=MAX_OPTIONS)?.map(option);
+            let options: Vec<ChoiceOption> = options.collect::<Result<_, DecideError>>()?;
             let mut names = BTreeSet::new();
             if let Some(idx) = options.iter().position(|option| !names.insert(&option.name)) {
                 let path = format!("{}[{idx}].name", object.inner("options"));
-                return Err(ApiError::invalid(path, "another option has this name"));
+                return Err(DecideError::json(path, "another option has this name"));
             }
             QuestionKind::Choice(options)
         }
@@ -128,12 +117,7 @@ fn question(object: &JsonObject<'_>) -> Result<Question, ApiError> {
                 no: object.text("no")?,
             }
         }
-        _ => {
-            return Err(ApiError::invalid(
-                object.inner("type"),
-                "expected `choice`, `score` or `yes_no`",
-            ));
-        }
+        _ => return object.invalid("type", "expected `choice`, `score` or `yes_no`"),
     };
     Ok(Question {
         instructions: object.required_text("question")?,

@@ -13,14 +13,17 @@ use serde_json::{Map, Value, json};
 use tokenmill::{
     Error,
     decide::{
-        DECISION_PROMPT_VERSION, DecideError, DecideParams, Decision, Question, SystemOneQuestions,
-        state_text,
+        DECISION_PROMPT_VERSION, DecideParams, Decision, Question, State, SystemOneQuestions, images_of,
+        inner_path, state_of,
     },
 };
 
 use crate::{
     ApiError, App,
-    app::{Call, off_thread::off_thread},
+    app::{
+        Call,
+        off_thread::{QueueLimits, Wanted, off_thread_while_wanted},
+    },
     dialects::{openai::decision, sglang},
     requests::{
         fields::{label, only, refused},
@@ -29,7 +32,6 @@ use crate::{
     },
 };
 
-const NO_IMAGES: &str = "images are not supported in decisions";
 const NO_VARIABLES: &str = "reasoning is always switched off, and other variables are options of the server";
 
 request! {
@@ -37,7 +39,7 @@ request! {
     pub(super) struct SystemOneRequest {
         required {
             /// The content that the questions are about.
-            state: Value = "a text, or an object or a list, which the model sees as compact JSON",
+            state: Value = "a text, or an object or a list, which the model sees as compact JSON; images of chat messages (`image_url` parts) are seen in their places",
             /// Questions by name.
             questions: Map<String, Value> = "questions by name, each with `type` (`noul`, `choice` or `score`), `instructions` and `criteria`",
         }
@@ -46,6 +48,8 @@ request! {
             model: String = "",
             /// Number of orders of the options.
             permutations: usize = "asks each question in this many orders of its options and averages the probabilities; 1 by default",
+            /// Images before the state.
+            images: Vec<String> = "`data:` URLs of images, which the model sees before the state",
             /// Separates cached prompts.
             cache_salt: String = "separates the cached prompts of requests with another one, as in vLLM",
         }
@@ -53,9 +57,8 @@ request! {
             label("request_id"),
             refused("instructions", "put them into the questions' `instructions` or the state"),
             refused("chat_template_kwargs", NO_VARIABLES),
-            refused("assets", NO_IMAGES),
-            refused("images", NO_IMAGES),
-            refused("files", NO_IMAGES),
+            refused("assets", "images are read in `images`, or as `image_url` parts of chat messages in `state`"),
+            refused("files", "images are read in `images`, as `data:` URLs"),
             refused("audio", "the model reads texts"),
             refused("videos", "the model reads texts"),
             only("joint", &["false"], "each question is asked by itself"),
@@ -69,7 +72,7 @@ request! {
     pub(super) struct DecisionRequest {
         required {
             /// The content that the questions are about.
-            input: Value = "a text, or a list of messages, calls of tools and their outputs, which the model sees as one text; in SGLang's shape a text or any JSON",
+            input: Value = "a text, or a list of messages, calls of tools and their outputs, which the model sees as one text with their images (`input_image`); in SGLang's shape a text or any JSON",
             /// The questions.
             questions: Vec<Value> = "OpenAI's (`predicate`, `choice`, `score`, with `instructions`) or SGLang's (`yes_no`, `choice`, `score`, with `id` and `question`)",
         }
@@ -80,6 +83,8 @@ request! {
             permutations: usize = "asks each question in this many orders of its options and averages the probabilities; 1 by default",
             /// Temperature of the softmax.
             temperature: f64 = "divides the logits of the labels, in SGLang's shape only; 1 by default",
+            /// Images before the input.
+            images: Vec<String> = "`data:` URLs of images, which the model sees before the input; in SGLang's shape only",
             /// Version of the prompts.
             prompt_format_version: u32 = "1, in SGLang's shape only",
         }
@@ -89,7 +94,6 @@ request! {
             label("prompt_cache_options"),
             only("return_prompt_token_ids", &["false"], "`/v1/chat/completions/render` gives the tokens of prompts"),
             refused("chat_template_kwargs", NO_VARIABLES),
-            refused("images", NO_IMAGES),
         }
     }
 }
@@ -105,17 +109,17 @@ struct Decided {
 pub(super) async fn system_one(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
     let request: SystemOneRequest = call.read(SystemOneRequest::TABLE.fields())?;
     app.model.check_own_name(request.model.as_deref())?;
-    let unplaced = |error: DecideError| refusal(error.into(), &|_| "questions".to_owned());
-    let state = state_text(&request.state).map_err(unplaced)?;
-    let asked = SystemOneQuestions::parse(&request.questions).map_err(unplaced)?;
+    let images = images_of("images", &request.images.unwrap_or_default())?;
+    let state = images.then(state_of(&request.state)?);
+    let asked = SystemOneQuestions::parse(&request.questions)?;
     let params = DecideParams {
         permutations: request.permutations.unwrap_or(1),
         cache_salt: call.tenant.cache_salt(salt(request.cache_salt.as_deref())?),
         ..DecideParams::default()
     };
-    let place = |question_idx: usize| format!("questions.{}", asked.names()[question_idx]);
+    let place = |question_idx: usize| inner_path("questions", &asked.names()[question_idx]);
     let questions = asked.questions().to_vec();
-    let decided = decide(&app, &call, state, questions, params, &place).await?;
+    let decided = decide(&app, &call, ("state", state), questions, params, &place).await?;
     let reply = json!({
         "model": app.model.name(),
         "answers": asked.answers(&decided.decisions),
@@ -147,6 +151,7 @@ pub(super) async fn decisions(app: Arc<App>, mut call: Call) -> Result<Response,
     if n_sglang == 0 {
         for (name, is_given) in [
             ("temperature", request.temperature.is_some()),
+            ("images", request.images.is_some()),
             ("prompt_format_version", request.prompt_format_version.is_some()),
         ] {
             if is_given {
@@ -154,9 +159,9 @@ pub(super) async fn decisions(app: Arc<App>, mut call: Call) -> Result<Response,
                 return Err(ApiError::invalid(name, reason));
             }
         }
-        let state = decision::input_text(&request.input)?;
+        let state = decision::input_state(&request.input)?;
         let own = decision::Questions::parse(&request.questions)?;
-        let decided = decide(&app, &call, state, own.asked.clone(), params, &place).await?;
+        let decided = decide(&app, &call, ("input", state), own.asked.clone(), params, &place).await?;
         let reply = json!({
             "model": app.model.name(),
             "answers": own.answers(&decided.decisions),
@@ -175,9 +180,10 @@ pub(super) async fn decisions(app: Arc<App>, mut call: Call) -> Result<Response,
         return Err(ApiError::invalid("questions", reason));
     }
     sglang::check_version(request.prompt_format_version)?;
-    let state = sglang::input_text(&request.input)?;
+    let images = images_of("images", &request.images.unwrap_or_default())?;
+    let state = images.then(sglang::input_text(&request.input)?.into());
     let own = sglang::Questions::parse(&request.questions)?;
-    let decided = decide(&app, &call, state, own.asked.clone(), params, &place).await?;
+    let decided = decide(&app, &call, ("input", state), own.asked.clone(), params, &place).await?;
     let reply = json!({
         "object": "decisions",
         "model": app.model.name(),
@@ -193,11 +199,11 @@ pub(super) async fn decisions(app: Arc<App>, mut call: Call) -> Result<Response,
     Ok(Json(reply).into_response())
 }
 
-/// Asks the model. `place` names the field of a question.
+/// Asks the model about the state in a field. `place` names the field of a question.
 async fn decide(
     app: &Arc<App>,
     call: &Call,
-    state: String,
+    (field, state): (&str, State),
     questions: Vec<Question>,
     params: DecideParams,
     place: &(dyn Fn(usize) -> String + Sync),
@@ -206,44 +212,46 @@ async fn decide(
         deadline: app.config.request_timeout,
         ..params
     };
+    let has_images = state.n_images() > 0;
     // Each question repeats the state, so a small request can have much text to encode.
     let turn = app.intake.turn(&app.config).await?;
     let model = app.model.model().clone();
-    // The turn ends with the work, also where the client has left.
-    let begin = move || {
-        let begun = model.start_deciding(&state, &questions, &params);
+    // The turn ends with the work, which ends early where the client has left.
+    let begin = move |wanted: &Wanted| {
+        let begun = model.start_deciding_while(&state, &questions, &params, &|| wanted.is_so());
         drop(turn);
         begun
     };
-    let begun = off_thread(begin).await?;
-    let mut answers = begun.map_err(|error| refusal(error, place))?;
+    let refusal = |error: Error| match error {
+        Error::Decide(error) => ApiError::of_decision(error, place),
+        error => match ApiError::from(error) {
+            // Where chats have their images.
+            ApiError::InvalidField { param, reason } if param == "messages" => {
+                ApiError::invalid(field, reason)
+            }
+            error => error,
+        },
+    };
+    let begun = if has_images {
+        let limits = QueueLimits {
+            max_waiting: app.engine().config().max_queued,
+            wait: app.config.queue_timeout,
+            whole: app.config.request_timeout,
+        };
+        app.encoder_queue.run(limits, begin).await?
+    } else {
+        off_thread_while_wanted(begin).await?
+    };
+    let begun = begun.map_err(refusal)?;
+    let mut answers = begun.ok_or(ApiError::DeadlineExceeded)?;
     call.tally.add_prompt(answers.n_prompt_tokens());
     let mut decisions = Vec::new();
     while let Some(decision) = answers.next_decision().await {
-        decisions.push(decision.map_err(|error| refusal(error, place))?);
+        decisions.push(decision.map_err(refusal)?);
     }
     Ok(Decided {
         decisions,
         n_prompt_tokens: answers.n_prompt_tokens(),
         n_cached_tokens: answers.n_cached_tokens(),
     })
-}
-
-/// Names the field at fault.
-fn refusal(error: Error, place: &dyn Fn(usize) -> String) -> ApiError {
-    let Error::Decide(error) = error else {
-        return error.into();
-    };
-    let reason = error.to_string();
-    match error {
-        DecideError::NoNumbers { .. } => ApiError::Internal { reason },
-        DecideError::OpenReasoning | DecideError::AnswerHead => ApiError::invalid("model", reason),
-        DecideError::Json { path, reason } => ApiError::invalid(path, reason),
-        DecideError::Permutations { .. } => ApiError::invalid("permutations", reason),
-        DecideError::Temperature { .. } => ApiError::invalid("temperature", reason),
-        error => {
-            let place = error.question_idx().map(place);
-            ApiError::invalid(place.unwrap_or_else(|| "questions".to_owned()), reason)
-        }
-    }
 }

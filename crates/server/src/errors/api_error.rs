@@ -8,7 +8,10 @@ use std::borrow::Cow;
 use axum::http::uri::Authority;
 use serde_json::{Value, json};
 
-use crate::{errors::dialect::Dialect, model_names::near_it};
+use crate::{
+    errors::{dialect::Dialect, field_path::names_of},
+    model_names::near_it,
+};
 
 /// Longest text of a client that stands in a log line or an error, bytes.
 const MAX_SHOWN: usize = 256;
@@ -199,8 +202,8 @@ pub enum ApiError {
         /// The requested id; `None` if it is not a text.
         id: Option<String>,
     },
-    /// The body is compressed.
-    #[error("the request body is compressed by `{encoding}`; send it without `Content-Encoding`")]
+    /// The body is compressed in a way that is not read.
+    #[error("the request body is compressed by `{encoding}`; send it as it is, or compressed by `zstd`")]
     CompressedBody {
         /// The value of `Content-Encoding`.
         encoding: String,
@@ -451,9 +454,11 @@ impl ApiError {
             }),
             Dialect::Ollama => json!({ "error": message }),
             Dialect::SystemOne if self.is_of_body() => {
-                let path = shortened(self.param().unwrap_or_default());
-                let names = path.split(['.', '[', ']']).filter(|name| !name.is_empty());
-                let place = names.map(|name| name.parse::<usize>().map_or_else(|_| name.into(), Value::from));
+                let names = names_of(self.param().unwrap_or_default());
+                let place = names.into_iter().map(|name| match name {
+                    Value::String(name) => shortened(&name).into(),
+                    index => index,
+                });
                 let loc: Vec<Value> = std::iter::once("body".into()).chain(place).collect();
                 json!({ "detail": [{ "loc": loc, "msg": message, "type": self.code() }] })
             }

@@ -78,7 +78,7 @@ pub(crate) const DOCUMENTED: &[(u16, &str, &str)] = &[
     (
         415,
         "compressed_body",
-        "the body has a `Content-Encoding`; bodies are read as they are",
+        "the body has another `Content-Encoding` than `zstd`",
     ),
     (
         429,

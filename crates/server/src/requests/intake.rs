@@ -27,7 +27,14 @@ use tokio::{
     time::{Instant, sleep_until, timeout_at},
 };
 
-use crate::{ApiError, ServerConfig, requests::shape_sizes::check_sizes};
+use crate::{
+    ApiError, ServerConfig,
+    app::off_thread::off_thread,
+    requests::{
+        shape_sizes::check_sizes,
+        zstd_body::{Refused, decompress, is_compressed},
+    },
+};
 
 /// Bodies from this size on count against the budgets.
 pub(crate) const LARGE_BODY_BYTES: usize = 64 << 10;
@@ -101,6 +108,15 @@ pub(crate) struct Share {
     last_room: Option<OwnedSemaphorePermit>,
 }
 
+impl Share {
+    /// Gives back what a body of `n_bytes` does not take.
+    fn shrink(&mut self, n_bytes: usize) {
+        if let Some(held) = &mut self.kib {
+            drop(held.split(held.num_permits().saturating_sub(kib(n_bytes))));
+        }
+    }
+}
+
 impl Intake {
     /// Budgets for bodies of at most `max_body_bytes`.
     pub(crate) fn new(max_body_bytes: usize) -> Self {
@@ -120,12 +136,7 @@ impl Intake {
     /// A body that is too large or too slow, or no room for it in time; of a body that is too large, the shape or the tool that
     /// makes it so, where one does.
     pub(crate) async fn read(&self, config: &ServerConfig, request: Request) -> Result<Received, ApiError> {
-        let encoding = request.headers().get(header::CONTENT_ENCODING);
-        if let Some(encoding) = encoding.filter(|encoding| *encoding != "identity") {
-            return Err(ApiError::CompressedBody {
-                encoding: String::from_utf8_lossy(encoding.as_bytes()).into_owned(),
-            });
-        }
+        let is_compressed = is_compressed(request.headers())?;
         let limit_bytes = config.max_body_bytes;
         let deadline = Instant::now() + config.body_timeout;
         let connection = request.extensions().get::<ConnectionBodies>();
@@ -176,12 +187,51 @@ impl Intake {
             }
             whole.extend_from_slice(&data);
         }
+        if is_compressed {
+            whole = self.decompressed(config, &mut share, whole, deadline).await?;
+        }
         // Clients write byte order marks and lone surrogates, which a strict reader refuses.
         make_readable_json(&mut whole);
         Ok(Received {
             bytes: whole.into(),
             share,
         })
+    }
+
+    /// Decompresses a body within the limit of bodies. One that is small in both forms is decompressed at once, and another one apart
+    /// from the threads of connections, with room for the most that it can become.
+    async fn decompressed(
+        &self,
+        config: &ServerConfig,
+        share: &mut Share,
+        compressed: Vec<u8>,
+        deadline: Instant,
+    ) -> Result<Vec<u8>, ApiError> {
+        let limit_bytes = config.max_body_bytes;
+        if compressed.len() < LARGE_BODY_BYTES {
+            let small = decompress(&compressed, limit_bytes.min(LARGE_BODY_BYTES - 1));
+            match small {
+                Err(Refused::TooLarge | Refused::Window { .. }) => {}
+                small => {
+                    let small = small.map_err(|refused| refused.of_body(limit_bytes))?;
+                    let n_more = small.len().saturating_sub(compressed.len());
+                    self.count_small(share, n_more, deadline).await?;
+                    return Ok(small);
+                }
+            }
+        }
+        let n_bytes = compressed.len().saturating_add(limit_bytes.saturating_mul(2));
+        self.grow(share, n_bytes, deadline).await?;
+        (share.uncounted, share.small) = (None, None);
+        let turn = self.turn(config).await?;
+        let whole = off_thread(move || {
+            let whole = decompress(&compressed, limit_bytes);
+            drop(turn);
+            whole
+        });
+        let whole = (whole.await?).map_err(|refused| refused.of_body(limit_bytes))?;
+        share.shrink(whole.len());
+        Ok(whole)
     }
 
     /// Counts more bytes of a small body. Beyond the connection's own allowance it waits for a place among the server's small bodies.
@@ -344,6 +394,7 @@ mod tests {
     use std::{convert::Infallible, time::Duration};
 
     use futures_util::{StreamExt as _, stream};
+    use ruzstd::encoding::{CompressionLevel, compress_to_vec};
     use tokio::{sync::watch, time::timeout};
 
     use super::*;
@@ -436,6 +487,49 @@ mod tests {
         held.clear();
         assert_eq!(greedy.0.load(Ordering::Relaxed), 0);
         assert!(read(&greedy, small).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn compressed_bodies_take_the_room_of_what_they_become() {
+        let config = ServerConfig {
+            max_body_bytes: 1 << 20,
+            body_timeout: Duration::from_millis(500),
+            ..ServerConfig::default()
+        };
+        let intake = Intake::new(config.max_body_bytes);
+        let n_free = || intake.kib.available_permits();
+        let n_before = n_free();
+        let read = async |n_bytes: usize, encoding: &str| {
+            let body = compress_to_vec(&vec![b' '; n_bytes][..], CompressionLevel::Fastest);
+            assert!(body.len() < LARGE_BODY_BYTES);
+            let request = axum::http::Request::builder().header("content-encoding", encoding);
+            let request = request.body(Body::from(body)).expect("a request");
+            intake.read(&config, request).await
+        };
+        // A frame of one segment with a block that repeats a byte a thousand times.
+        let small = [0x28, 0xb5, 0x2f, 0xfd, 0xa0, 0xe8, 3, 0, 0, 0x43, 0x1f, 0, b' '];
+        let request = axum::http::Request::builder().header("content-encoding", "zstd");
+        let request = request.body(Body::from(small.to_vec())).expect("a request");
+        let small = intake.read(&config, request).await.expect("it fits");
+        assert_eq!((&small.bytes[..], n_free()), (&[b' '; 1000][..], n_before));
+        let large = read(300_000, "ZSTD").await.expect("it fits");
+        assert_eq!((large.bytes.len(), n_before - n_free()), (300_000, kib(300_000)));
+        drop(large);
+        assert_eq!(n_free(), n_before);
+        assert_eq!(read(1 << 20, "zstd").await.expect("it fits").bytes.len(), 1 << 20);
+        assert_eq!(
+            read((1 << 20) + 1, "zstd").await.expect_err("too large").status(),
+            413
+        );
+        for other in ["gzip", "zstd, zstd", "gzip, zstd"] {
+            let refused = read(1000, other).await.expect_err(other);
+            assert_eq!(refused.status(), 415, "{other}");
+        }
+        assert_eq!(n_free(), n_before);
+        assert_eq!(
+            intake.workers.available_permits(),
+            Intake::new(1).workers.available_permits()
+        );
     }
 
     /// A body of `n_bytes`, whose second half is sent when `go` is.

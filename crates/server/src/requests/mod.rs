@@ -17,3 +17,4 @@ pub(crate) mod shape_sizes;
 mod silent_fields;
 pub(crate) mod tools;
 mod value_words;
+mod zstd_body;

@@ -1,7 +1,8 @@
 //! Decisions over both paths and in three shapes: fields, errors, and requests that must not cost anything.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use ruzstd::encoding::{CompressionLevel, compress_to_vec};
 use serde_json::{Map, Value, json};
 use tokenmill::decide::Question;
 use tokenmill_server::ServerConfig;
@@ -209,6 +210,15 @@ async fn a_fault_is_named_in_the_form_of_its_api() {
             noul(json!({ "type": "choice", "criteria": {} })),
             json!(["body", "questions", "q"]),
         ),
+        // Names with the marks of paths stay whole.
+        (
+            json!({ "state": "a", "questions": { "is.it[0]": { "type": "noul" } } }),
+            json!(["body", "questions", "is.it[0]"]),
+        ),
+        (
+            json!({ "state": "a", "questions": { "7": { "type": "choice", "criteria": { "a.b": 3 } } } }),
+            json!(["body", "questions", "7", "criteria", "a.b"]),
+        ),
         (
             json!({ "state": "a", "questions": system_one_questions(), "permutations": 0 }),
             json!(["body", "permutations"]),
@@ -299,7 +309,12 @@ async fn a_fault_is_named_in_the_form_of_its_api() {
         ),
         (
             json!({ "input": [{ "role": "user", "content": [{ "type": "input_image" }] }], "questions": openai_questions() }),
-            "input[0].content[0]",
+            "input[0].content[0].image_url",
+        ),
+        // The model sees no images.
+        (
+            json!({ "input": "a", "questions": sglang_questions(), "images": ["data:;base64,aGk="] }),
+            "input",
         ),
     ] {
         let reply = server.post("/v1/decisions", &body).await;
@@ -349,6 +364,39 @@ async fn hostile_requests_are_refused_before_anything_is_computed() {
         .await;
     assert_eq!(reply.status, 400, "{}", reply.text());
     assert_eq!(server.app.model.engine().stats().scheduler.steps, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hostile_requests_do_not_disturb_others() {
+    let Some(server) = TestServer::start().await else {
+        return;
+    };
+    let asked = json!({ "state": STATE, "questions": system_one_questions() });
+    let expected = server.post_ok("/v1/systemone", &asked).await["answers"].clone();
+    let noul = json!({ "type": "noul", "instructions": "Is it?" });
+    let many: Map<String, Value> = (0..10_000).map(|idx| (format!("q{idx}"), noul.clone())).collect();
+    let long = "x".repeat(1 << 20);
+    let hostile = [
+        json!({ "state": "a", "questions": many }),
+        json!({ "state": "a", "questions": { "q": { "type": "choice", "criteria": { &long: &long, "b": null } } } }),
+        // Labels that collide: two options that the model reads alike.
+        json!({ "state": "a", "questions": { "q": { "type": "score", "criteria": ["same", "other", "same"] } } }),
+    ];
+    let refusals = async {
+        for body in hostile.iter().cycle().take(12) {
+            let reply = server.post("/v1/systemone", body).await;
+            assert_eq!(reply.status, 422, "{}", reply.text());
+            assert!(reply.body.len() < 4096, "{} bytes", reply.body.len());
+        }
+    };
+    let others = async {
+        for _ in 0..6 {
+            let reply = server.post_ok("/v1/systemone", &asked).await;
+            assert_eq!(reply["answers"], expected);
+        }
+    };
+    tokio::join!(refusals, others);
+    server.assert_idle().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -431,17 +479,75 @@ async fn a_salt_keeps_cached_prompts_apart() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_compressed_body_is_refused_by_its_encoding() {
-    let Some(server) = TestServer::start().await else {
+async fn bodies_are_read_compressed_by_zstd_and_no_other_way() {
+    let setup = Setup {
+        server: ServerConfig {
+            max_body_bytes: 1 << 20,
+            ..ServerConfig::default()
+        },
+        ..Setup::default()
+    };
+    let Some(server) = TestServer::start_with(setup).await else {
         return;
     };
-    for path in ["/v1/systemone", "/v1/chat/completions"] {
-        let headers = [("content-encoding", "zstd")];
-        let reply = Exchange::send(&server.address, "POST", path, &headers, b"\x28\xb5\x2f\xfd")
-            .await
-            .reply()
-            .await;
-        assert_eq!(reply.status, 415, "{}", reply.text());
-        assert!(reply.text().contains("`zstd`"), "{}", reply.text());
+    let post = async |path: &str, encoding: &str, body: &[u8]| {
+        let headers = [
+            ("content-encoding", encoding),
+            ("content-type", "application/json"),
+        ];
+        let exchange = Exchange::send(&server.address, "POST", path, &headers, body).await;
+        exchange.reply().await
+    };
+    let compressed = |body: &[u8]| compress_to_vec(body, CompressionLevel::Fastest);
+    let asked = json!({ "state": STATE, "questions": system_one_questions() });
+    let small = compressed(asked.to_string().as_bytes());
+    let reply = post("/v1/systemone", "zstd", &small).await;
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    let plain = server.post_ok("/v1/systemone", &asked).await;
+    assert_eq!(reply.json()["answers"], plain["answers"]);
+    // A large body, most of it white space.
+    let large = compressed(format!("{}{asked}", " ".repeat(200_000)).as_bytes());
+    let reply = post("/v1/systemone", "zstd", &large).await;
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    assert_eq!(reply.json()["answers"], plain["answers"]);
+    for (path, body) in [
+        (
+            "/v1/chat/completions",
+            json!({ "messages": [{ "role": "user", "content": "Hi" }], "max_tokens": 1 }),
+        ),
+        (
+            "/v1/messages",
+            json!({ "model": "demo", "messages": [{ "role": "user", "content": "Hi" }], "max_tokens": 1 }),
+        ),
+        (
+            "/api/generate",
+            json!({ "prompt": "Hi", "options": { "num_predict": 1 } }),
+        ),
+        ("/tokenize", json!({ "content": "Hi" })),
+    ] {
+        let reply = post(path, "zstd", &compressed(body.to_string().as_bytes())).await;
+        assert_eq!(reply.status, 200, "{path}: {}", reply.text());
     }
+    let bomb = compressed(&vec![b' '; 4 << 20]);
+    assert!(bomb.len() < 1 << 20, "{}", bomb.len());
+    let begun = Instant::now();
+    for (encoding, body, status) in [
+        ("zstd", &bomb[..], 413),
+        ("zstd", &small[..small.len() / 2], 422),
+        ("zstd", &[][..], 422),
+        ("zstd", br#"{"state": "a"}"#, 422),
+        ("gzip", &small, 415),
+        ("zstd, gzip", &small, 415),
+    ] {
+        let reply = post("/v1/systemone", encoding, body).await;
+        assert_eq!(reply.status, status, "{encoding}: {}", reply.text());
+        assert!(!reply.json()["detail"].is_null(), "{}", reply.text());
+    }
+    let taken = begun.elapsed();
+    assert!(taken < Duration::from_secs(20), "{taken:?}");
+    let reply = post("/v1/chat/completions", "br", &small).await;
+    let accepted = reply.header("accept-encoding");
+    assert_eq!((reply.status, accepted), (415, Some("zstd")), "{}", reply.text());
+    assert!(reply.text().contains("`br`"), "{}", reply.text());
+    server.assert_idle().await;
 }

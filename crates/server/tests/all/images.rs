@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
+use tokenmill::decide::{Question, State};
 use tokenmill_server::ServerConfig;
 use tokenmill_testkit::png_header;
 
@@ -220,4 +221,86 @@ async fn a_model_without_an_encoder_names_the_flag_where_it_would_help() {
         "{}",
         reply.text()
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn decisions_see_images_on_both_paths() {
+    let server = TestServer::start_file(
+        &data("qwen2vl").join("model.gguf"),
+        "eye",
+        ServerConfig::default(),
+    )
+    .await;
+    let file = std::fs::read(data("gemma3").join("0.png")).expect("an image of the core data");
+    let questions =
+        json!({ "q": { "type": "choice", "instructions": "Who?", "criteria": { "c": null, "d": null } } });
+    let asked = [Question::choice("Who?", ["c", "d"])];
+    let expected = |state: State| {
+        let decisions = server.app.model.model().decide(state, &asked).expect("it sees");
+        decisions[0].probabilities[0]
+    };
+    let system_one = async |state: Value, images: Value| {
+        let body = json!({ "state": state, "images": images, "questions": questions });
+        let reply = server.post_ok("/v1/systemone", &body).await;
+        reply["answers"]["q"]["probabilities"]["c"].as_f64()
+    };
+    let image = || State::default().image(&file[..]);
+    // A parser of JSON may read a number that is next to the written one.
+    let is_near = |found: Option<f64>, expected: f64| {
+        assert!(
+            found.is_some_and(|found| (found - expected).abs() < 1e-12),
+            "{found:?}, expected {expected}"
+        );
+    };
+    let first = expected(image().text("a"));
+    is_near(system_one(json!("a"), json!([url("0.png")])).await, first);
+    let part = json!({ "type": "image_url", "image_url": { "url": url("0.png") } });
+    let found = system_one(json!([{ "content": [part] }]), Value::Null).await;
+    let state = State::from(r#"[{"content":["#).then(image()).text("]}]");
+    is_near(found, expected(state));
+
+    let own = json!([{ "id": "q", "type": "choice", "question": "Who?", "options": [{ "name": "c" }, { "name": "d" }] }]);
+    let body = json!({ "input": "a", "images": [url("0.png")], "questions": own });
+    let reply = server.post_ok("/v1/decisions", &body).await;
+    is_near(reply["answers"]["q"]["probabilities"]["c"].as_f64(), first);
+
+    let choices = json!([{ "value": "c" }, { "value": "d" }]);
+    let own = json!([{ "type": "choice", "instructions": "Who?", "choices": choices }]);
+    let parts = json!([
+        { "type": "input_text", "text": "a" }, { "type": "input_image", "image_url": url("0.png"), "detail": "auto" },
+    ]);
+    let body = json!({ "input": [{ "role": "user", "content": parts }], "questions": own });
+    let reply = server.post_ok("/v1/decisions", &body).await;
+    let found = &reply["answers"][0]["probabilities"][0]["probability"];
+    is_near(found.as_f64(), expected(State::from("a\n").then(image())));
+
+    for (body, param) in [
+        (
+            json!({ "input": "a", "images": [url("0.png")], "questions": own }),
+            "images",
+        ),
+        (
+            json!({ "input": [{ "role": "user", "content": [{ "type": "input_image", "image_url": "https://example.org" }] }],
+                "questions": own }),
+            "input[0].content[0].image_url",
+        ),
+        (
+            json!({ "input": [{ "role": "user", "content": [{ "type": "input_image", "image_url": "data:;base64,aGk=" }] }],
+                "questions": own }),
+            "input",
+        ),
+    ] {
+        let reply = server.post("/v1/decisions", &body).await;
+        assert_eq!(reply.status, 400, "{body}: {}", reply.text());
+        assert_eq!(reply.json()["error"]["param"], param, "{body}: {}", reply.text());
+    }
+    let body = json!({ "state": "a", "images": vec![url("0.png"); 9], "questions": questions });
+    let reply = server.post("/v1/systemone", &body).await;
+    assert_eq!(
+        (reply.status, &reply.json()["detail"][0]["loc"]),
+        (422, &json!(["body", "images"])),
+        "{}",
+        reply.text()
+    );
+    server.assert_idle().await;
 }

@@ -6,19 +6,22 @@
 //! or again.
 
 mod decision;
+mod json_object;
 mod label_tokens;
 mod question;
+mod state;
 mod system_one;
 mod wording;
 
 use std::{
     collections::VecDeque,
+    sync::Arc,
     task::{Context, Poll, ready},
     time::{Duration, Instant},
 };
 
 use tokenmill_backend::PAGE_TOKENS;
-use tokenmill_sched::{Engine, EngineError, ForwardParams, ForwardRows};
+use tokenmill_sched::{Engine, EngineError, ForwardParams, ForwardRows, Media, MediaSpan};
 
 use self::{
     label_tokens::LabelTokens,
@@ -27,7 +30,9 @@ use self::{
 };
 use crate::{
     Error, Model,
-    forward_passes::{ForwardPasses, Pace},
+    forward_passes::{ForwardPasses, Pace, PassInput},
+    images::PromptImage,
+    reply::Prompt,
     wait::wait,
     words::without_reasoning,
 };
@@ -36,10 +41,12 @@ pub use crate::decide_error::DecideError;
 
 pub use self::{
     decision::Decision,
+    json_object::{JsonObject, inner_path, text_of},
     question::{
         ChoiceOption, MAX_LEVELS, MAX_OPTIONS, MAX_PERMUTATIONS, MAX_QUESTIONS, Question, QuestionKind,
     },
-    system_one::{SystemOneQuestions, state_text},
+    state::{MAX_IMAGES, State},
+    system_one::{SystemOneQuestions, image_of_part, images_of, state_of},
     wording::DECISION_PROMPT_VERSION,
 };
 
@@ -73,6 +80,27 @@ impl Default for DecideParams {
     }
 }
 
+impl DecideParams {
+    /// Checks a request as far as that needs no model.
+    ///
+    /// # Errors
+    /// Questions, options, images or texts that are too many or too long, options that are alike, and parameters out of range.
+    pub fn check(&self, state: &State, questions: &[Question]) -> Result<(), DecideError> {
+        check(questions, state.n_bytes(), self.permutations)?;
+        if state.n_images() > MAX_IMAGES {
+            return Err(DecideError::ImageCount {
+                found: state.n_images(),
+                maximum: MAX_IMAGES,
+            });
+        }
+        if !(self.temperature > 0.0 && self.temperature.is_finite()) {
+            let found = self.temperature;
+            return Err(DecideError::Temperature { found });
+        }
+        Ok(())
+    }
+}
+
 /// A question that waits for its answer.
 #[derive(Debug)]
 struct Asked {
@@ -88,7 +116,7 @@ struct Shared {
     pass: ForwardPasses,
     n_tokens: usize,
     /// The prompts that follow.
-    prompts: Vec<Vec<u32>>,
+    prompts: Vec<PassInput>,
 }
 
 /// The answers to the questions of a request: an iterator that waits for each. Dropping it cancels unfinished work.
@@ -171,7 +199,7 @@ impl Decisions {
     }
 
     /// Submits the prompts.
-    fn ask(&self, prompts: Vec<Vec<u32>>, is_begun: bool) -> Result<ForwardPasses, Error> {
+    fn ask(&self, prompts: Vec<PassInput>, is_begun: bool) -> Result<ForwardPasses, Error> {
         let pace = Pace {
             max_open: MAX_OPEN,
             is_begun,
@@ -186,7 +214,7 @@ impl Decisions {
     }
 
     /// Submits the common beginning of the prompts, if that saves time, and else the prompts.
-    fn begin(&mut self, prompts: Vec<Vec<u32>>) -> Result<(), Error> {
+    fn begin(&mut self, prompts: Vec<PassInput>) -> Result<(), Error> {
         let n_shared = n_shared(&prompts);
         let n_saved = n_shared.saturating_mul(prompts.len().saturating_sub(1));
         if n_saved < LEAST_SAVED_TOKENS || !self.engine.config().uses_prefix_cache {
@@ -195,7 +223,12 @@ impl Decisions {
         }
         // The prefix cache never returns the last token of a prompt, so one more token lets it return the last common page.
         let n_tokens = n_shared + 1;
-        let beginning = prompts[0][..n_tokens].to_vec();
+        let first = &prompts[0];
+        let media = first.media.iter().filter(|media| media.span.end <= n_tokens);
+        let beginning = PassInput {
+            tokens: first.tokens[..n_tokens].to_vec(),
+            media: media.cloned().collect(),
+        };
         let pace = Pace {
             max_open: 1,
             is_begun: false,
@@ -224,19 +257,41 @@ impl Iterator for Decisions {
     }
 }
 
-/// Returns the number of tokens, in whole pages, with which all prompts begin and after which each has more.
-fn n_shared(prompts: &[Vec<u32>]) -> usize {
+/// Returns the number of tokens, in whole pages, with which all prompts begin and after which each has more. The token after them is in no
+/// image that they have a part of.
+fn n_shared(prompts: &[PassInput]) -> usize {
     let Some((first, others)) = prompts.split_first() else {
         return 0;
     };
-    let n_common = others
-        .iter()
-        .fold(first.len().saturating_sub(1), |n_common, other| {
-            let other = &other[..other.len().saturating_sub(1)];
-            let pairs = first[..n_common].iter().zip(other);
-            pairs.take_while(|(a, b)| a == b).count()
-        });
-    n_common / PAGE_TOKENS * PAGE_TOKENS
+    let n_before_last = |prompt: &PassInput| prompt.tokens.len().saturating_sub(1);
+    let n_common = others.iter().fold(n_before_last(first), |n_common, other| {
+        let pairs = first.tokens[..n_common]
+            .iter()
+            .zip(&other.tokens[..n_before_last(other)]);
+        pairs.take_while(|(a, b)| a == b).count()
+    });
+    let in_pages = |n_tokens: usize| n_tokens / PAGE_TOKENS * PAGE_TOKENS;
+    let images = first.media.iter().rev().map(|media| media.span);
+    images.fold(in_pages(n_common), |n_shared, image| {
+        if image.start <= n_shared && n_shared + 1 < image.end {
+            in_pages(image.start.saturating_sub(1))
+        } else {
+            n_shared
+        }
+    })
+}
+
+/// Puts the rows of the images of a prompt into their places in another one of the same images.
+fn placed(seen: &[Media], images: &[PromptImage]) -> Arc<[Media]> {
+    let media = seen.iter().zip(images).map(|(media, image)| Media {
+        span: MediaSpan {
+            start: image.start,
+            end: image.start + media.span.n_inputs(),
+            ..media.span
+        },
+        rows: Arc::clone(&media.rows),
+    });
+    media.collect()
 }
 
 impl Model {
@@ -260,7 +315,7 @@ impl Model {
     ///
     /// # Errors
     /// Returns the errors of [`Self::start_deciding`], and [`Error::Engine`] where a question fails.
-    pub fn decide(&self, state: &str, questions: &[Question]) -> Result<Vec<Decision>, Error> {
+    pub fn decide(&self, state: impl Into<State>, questions: &[Question]) -> Result<Vec<Decision>, Error> {
         self.start_deciding(state, questions, &DecideParams::default())?
             .collect()
     }
@@ -272,18 +327,35 @@ impl Model {
     /// prompt is refused. Questions already started are then cancelled.
     pub fn start_deciding(
         &self,
-        state: &str,
+        state: impl Into<State>,
         questions: &[Question],
         params: &DecideParams,
     ) -> Result<Decisions, Error> {
-        check(questions, state.len(), params.permutations)?;
-        if !(params.temperature > 0.0 && params.temperature.is_finite()) {
-            let found = params.temperature;
-            return Err(DecideError::Temperature { found }.into());
-        }
+        let started = self.start_deciding_while(&state.into(), questions, params, &|| true)?;
+        Ok(started.expect("nobody gives up"))
+    }
+
+    /// Does the same as [`Self::start_deciding`] while `is_wanted`, which is called before each prompt and each image is encoded, returns true;
+    /// `None` after it returned false. Images and a long state in hundreds of prompts take seconds.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Self::start_deciding`].
+    pub fn start_deciding_while(
+        &self,
+        state: &State,
+        questions: &[Question],
+        params: &DecideParams,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<Option<Decisions>, Error> {
+        params.check(state, questions)?;
         let deadline = params
             .deadline
             .and_then(|deadline| Instant::now().checked_add(deadline));
+        let is_late = || deadline.is_some_and(|deadline| deadline <= Instant::now());
+        let too_late = || {
+            let elapsed = params.deadline.unwrap_or_default();
+            Error::from(EngineError::DeadlineExceeded { elapsed })
+        };
         let words = self.words();
         if self.engine().limits().is_encoder {
             return Err(EngineError::PredictsNoTokens.into());
@@ -298,8 +370,12 @@ impl Model {
             let of_labels = tokens.tokens(&labels.texts).expect("the labels were chosen so");
             let mut of_orders = VecDeque::new();
             for order in question.orders(params.permutations) {
-                let text = message(state, question, &order, &labels);
-                let prompt = words.encode_chat(&without_reasoning(&text))?;
+                if !is_wanted() {
+                    return Ok(None);
+                }
+                let content = message(state, question, &order, &labels);
+                let shown = state.images().cloned().collect();
+                let (prompt, images) = words.encode_showing(&without_reasoning(content), shown)?;
                 let provided = prompt.len();
                 if provided > maximum {
                     return Err(EngineError::ContextLimitExceeded { provided, maximum }.into());
@@ -307,19 +383,22 @@ impl Model {
                 if !tokens.follow(&prompt) {
                     return Err(DecideError::OtherEnd { question_idx }.into());
                 }
-                if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-                    let elapsed = params.deadline.unwrap_or_default();
-                    return Err(EngineError::DeadlineExceeded { elapsed }.into());
+                if is_late() {
+                    return Err(too_late());
                 }
                 let of_options = labels_of_options(&order, question).into_iter();
                 of_orders.push_back(of_options.map(|label_idx| of_labels[label_idx]).collect());
-                prompts.push(prompt);
+                prompts.push((prompt, images));
             }
             asked.push_back(Asked {
                 labels: of_orders,
                 readings: Vec::new(),
             });
         }
+        let prompts = self.see_once(prompts, params.cache_salt, &|| is_wanted() && !is_late())?;
+        let Some(prompts) = prompts else {
+            return if is_late() { Err(too_late()) } else { Ok(None) };
+        };
         let mut decisions = Decisions {
             engine: self.engine().clone(),
             temperature: params.temperature,
@@ -330,22 +409,51 @@ impl Model {
             asked,
             question_idx: 0,
             reading: None,
-            n_prompt_tokens: prompts.iter().map(Vec::len).sum(),
+            n_prompt_tokens: prompts.iter().map(|prompt| prompt.tokens.len()).sum(),
             n_shared_computed: 0,
         };
         decisions.begin(prompts)?;
-        Ok(decisions)
+        Ok(Some(decisions))
+    }
+
+    /// Makes the rows of the images, which all prompts have in the same order; `None` once they are not wanted.
+    fn see_once(
+        &self,
+        prompts: Vec<(Vec<u32>, Vec<PromptImage>)>,
+        cache_salt: u64,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<Option<Vec<PassInput>>, Error> {
+        let Some((_, images)) = prompts.first() else {
+            return Ok(Some(Vec::new()));
+        };
+        let first = Prompt {
+            images: images.clone(),
+            ..Prompt::of_text(Vec::new())
+        };
+        let Some(seen) = self.see_while(first, cache_salt, is_wanted)? else {
+            return Ok(None);
+        };
+        let inputs = prompts.into_iter().map(|(tokens, images)| PassInput {
+            tokens,
+            media: placed(&seen.media, &images),
+        });
+        Ok(Some(inputs.collect()))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use tokenmill_sched::MediaPlaces;
+
     use super::*;
 
     #[test]
     fn the_common_beginning_ends_with_a_page_before_any_prompt_does() {
         let of = |n_common: u32, end: u32| -> Vec<u32> { (0..n_common).chain([1000 + end]).collect() };
-        let check = |prompts: &[Vec<u32>], expected: usize| assert_eq!(n_shared(prompts), expected);
+        let check = |prompts: &[Vec<u32>], expected: usize| {
+            let prompts: Vec<_> = prompts.iter().cloned().map(PassInput::from).collect();
+            assert_eq!(n_shared(&prompts), expected);
+        };
         check(&[], 0);
         check(&[of(40, 0)], 32);
         check(&[of(40, 0), of(40, 1)], 32);
@@ -353,5 +461,35 @@ mod tests {
         check(&[of(31, 0), of(40, 1)], 16);
         check(&[(0..32).collect(), (0..32).collect()], 16);
         check(&[of(3, 0), of(40, 1)], 0);
+    }
+
+    #[test]
+    fn the_common_beginning_cuts_no_image() {
+        let check = |spans: &[(usize, usize)], expected: usize| {
+            let media = spans.iter().map(|&(start, end)| Media {
+                span: MediaSpan {
+                    start,
+                    end,
+                    content: 0,
+                    sees_itself: true,
+                    places: MediaPlaces::Line,
+                },
+                rows: Arc::new([]),
+            });
+            let prompts = [0, 1].map(|end| PassInput {
+                tokens: (0..70).chain([1000 + end, 0]).collect(),
+                media: media.clone().collect(),
+            });
+            assert_eq!(n_shared(&prompts), expected, "{spans:?}");
+        };
+        check(&[], 64);
+        check(&[(3, 20)], 64);
+        check(&[(3, 65)], 64);
+        check(&[(3, 66)], 0);
+        check(&[(40, 68)], 32);
+        check(&[(20, 33), (34, 66)], 32);
+        check(&[(20, 34), (34, 66)], 16);
+        check(&[(64, 68)], 48);
+        check(&[(65, 68)], 64);
     }
 }

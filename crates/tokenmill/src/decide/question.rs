@@ -211,18 +211,22 @@ impl Question {
     }
 }
 
+/// Checks the number of questions of a request.
+pub(super) fn check_count(found: usize) -> Result<(), DecideError> {
+    let maximum = MAX_QUESTIONS;
+    if found == 0 || found > maximum {
+        return Err(DecideError::QuestionCount { found, maximum });
+    }
+    Ok(())
+}
+
 /// Checks the questions of a request about a state of `state_bytes`, asked in `permutations` orders.
 pub(super) fn check(
     questions: &[Question],
     state_bytes: usize,
     permutations: usize,
 ) -> Result<(), DecideError> {
-    if questions.is_empty() || questions.len() > MAX_QUESTIONS {
-        return Err(DecideError::QuestionCount {
-            found: questions.len(),
-            maximum: MAX_QUESTIONS,
-        });
-    }
+    check_count(questions.len())?;
     if permutations == 0 || permutations > MAX_PERMUTATIONS {
         return Err(DecideError::Permutations {
             found: permutations,

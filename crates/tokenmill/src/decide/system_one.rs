@@ -7,9 +7,11 @@ use serde_json::{Map, Value, json};
 
 use super::{
     decision::Decision,
-    question::{ChoiceOption, MAX_QUESTIONS, Question, QuestionKind},
+    json_object::{JsonObject, inner_path, text_of},
+    question::{ChoiceOption, Question, QuestionKind, check_count},
+    state::State,
 };
-use crate::decide_error::DecideError;
+use crate::{decide_error::DecideError, images::image_of_url};
 
 /// Fields of a question.
 const FIELDS: [&str; 3] = ["type", "instructions", "criteria"];
@@ -32,15 +34,10 @@ impl SystemOneQuestions {
     /// # Errors
     /// [`DecideError::Json`] with the path below `questions`, and [`DecideError::QuestionCount`].
     pub fn parse(map: &Map<String, Value>) -> Result<Self, DecideError> {
-        if map.len() > MAX_QUESTIONS {
-            return Err(DecideError::QuestionCount {
-                found: map.len(),
-                maximum: MAX_QUESTIONS,
-            });
-        }
+        check_count(map.len())?;
         let mut parsed = Self::default();
         for (name, value) in map {
-            let (question, legend) = question(&format!("questions.{name}"), value)?;
+            let (question, legend) = question(inner_path("questions", name), value)?;
             parsed.names.push(name.clone());
             parsed.questions.push(question);
             parsed.legends.push(legend);
@@ -68,110 +65,154 @@ impl SystemOneQuestions {
     }
 }
 
-/// Returns the text of a state: a text itself, an object or a list as compact JSON.
+/// Returns a state: a text itself, an object or a list as compact JSON. Where it is a list of chat messages, images stand in the places of
+/// their parts.
 ///
 /// # Errors
-/// [`DecideError::Json`] for other values, and for messages with images.
-pub fn state_text(state: &Value) -> Result<String, DecideError> {
-    let messages = state.as_array().into_iter().flatten();
-    let parts = messages
-        .filter_map(|message| message.get("content")?.as_array())
-        .flatten();
-    let mut kinds = parts.filter_map(|part| part.get("type")?.as_str());
-    if kinds.any(|kind| IMAGES.contains(&kind)) {
-        return Err(fault("state", "images are not supported in decisions"));
-    }
+/// [`DecideError::Json`] for other values, and for images that cannot be read.
+pub fn state_of(state: &Value) -> Result<State, DecideError> {
     match state {
-        Value::Null => Err(fault("state", "this field is required")),
-        state => text("state", state),
+        Value::Null => Err(DecideError::json("state", "this field is required")),
+        Value::Array(messages) if messages.iter().any(has_images) => {
+            let messages = messages.iter().enumerate();
+            list_of(messages.map(|(idx, message)| message_of(&format!("state[{idx}]"), message)))
+        }
+        state => Ok(text_of("state", state)?.into()),
     }
 }
 
-fn fault(path: &str, reason: impl Into<String>) -> DecideError {
-    DecideError::Json {
-        path: path.to_owned(),
-        reason: reason.into(),
+/// Returns the images of `data:` URLs.
+///
+/// # Errors
+/// [`DecideError::Json`] for URLs that cannot be read.
+pub fn images_of(path: &str, urls: &[String]) -> Result<State, DecideError> {
+    let mut state = State::default();
+    for (idx, url) in urls.iter().enumerate() {
+        state = state.image(image_of(format!("{path}[{idx}]"), url)?);
+    }
+    Ok(state)
+}
+
+/// Returns the file of an image that is a part of a message in OpenAI's APIs: `image_url` is its URL, or an object with it.
+///
+/// # Errors
+/// [`DecideError::Json`] for URLs that cannot be read.
+pub fn image_of_part(part: &JsonObject<'_>) -> Result<Vec<u8>, DecideError> {
+    match part.get("image_url") {
+        Some(Value::String(url)) => image_of(part.inner("image_url"), url),
+        _ => match part.object_if("image_url", "a URL, or an object with one")? {
+            Some(object) => image_of(object.inner("url"), object.string("url")?),
+            None => part.invalid("image_url", "this field is required"),
+        },
     }
 }
 
-/// Reads a text, which may be written as JSON; nothing is an empty one.
-fn text(path: &str, value: &Value) -> Result<String, DecideError> {
-    match value {
-        Value::Null => Ok(String::new()),
-        Value::String(text) => Ok(text.clone()),
-        Value::Object(_) | Value::Array(_) => Ok(value.to_string()),
-        Value::Bool(_) | Value::Number(_) => Err(fault(path, "expected a text, an object or a list")),
+fn image_of(path: String, url: &str) -> Result<Vec<u8>, DecideError> {
+    match image_of_url(url) {
+        Ok(file) if file.is_empty() => Err(DecideError::json(path, "the image is empty")),
+        Ok(file) => Ok(file),
+        Err(reason) => Err(DecideError::json(path, reason)),
     }
+}
+
+fn is_image(part: &Value) -> bool {
+    let kind = part.get("type").and_then(Value::as_str);
+    kind.is_some_and(|kind| IMAGES.contains(&kind))
+}
+
+fn has_images(message: &Value) -> bool {
+    let parts = message.get("content").and_then(Value::as_array);
+    parts.is_some_and(|parts| parts.iter().any(is_image))
+}
+
+/// Writes a message as compact JSON, with images in the places of their parts.
+fn message_of(path: &str, message: &Value) -> Result<State, DecideError> {
+    let Some(fields) = message.as_object().filter(|_| has_images(message)) else {
+        return Ok(message.to_string().into());
+    };
+    let mut written = State::default();
+    for (name, value) in fields {
+        let begin = if written.is_empty() { "{" } else { "," };
+        written = written.text(&format!("{begin}{}:", Value::from(name.as_str())));
+        written = match value {
+            Value::Array(parts) if name == "content" => {
+                let parts = parts
+                    .iter()
+                    .enumerate()
+                    .map(|(idx, part)| -> Result<State, DecideError> {
+                        if !is_image(part) {
+                            return Ok(part.to_string().into());
+                        }
+                        let part = JsonObject::of(format!("{path}.content[{idx}]"), part)?;
+                        part.refuse_others(&["type", "image_url", "detail"])?;
+                        Ok(State::default().image(image_of_part(&part)?))
+                    });
+                written.then(list_of(parts)?)
+            }
+            value => written.text(&value.to_string()),
+        };
+    }
+    Ok(written.text("}"))
+}
+
+/// Writes a list in compact JSON.
+fn list_of(values: impl Iterator<Item = Result<State, DecideError>>) -> Result<State, DecideError> {
+    let mut written = State::from("[");
+    for (idx, value) in values.enumerate() {
+        let begin = if idx == 0 { "" } else { "," };
+        written = written.text(begin).then(value?);
+    }
+    Ok(written.text("]"))
 }
 
 /// Reads a question, and the levels of a score.
-fn question(path: &str, value: &Value) -> Result<(Question, Vec<Value>), DecideError> {
-    let object = (value.as_object()).ok_or_else(|| fault(path, "expected an object with `type`"))?;
-    refuse_others(path, object, &FIELDS)?;
-    let inner = |name: &str| format!("{path}.{name}");
-    let instructions = text(
-        &inner("instructions"),
-        object.get("instructions").unwrap_or(&Value::Null),
-    )?;
-    let criteria = (object.get("criteria"), inner("criteria"));
+fn question(path: String, value: &Value) -> Result<(Question, Vec<Value>), DecideError> {
+    let object = JsonObject::of(path, value)?;
+    object.refuse_others(&FIELDS)?;
+    let instructions = object.text("instructions")?;
     let mut legend = Vec::new();
     let kind = match object.get("type").and_then(Value::as_str) {
-        Some("noul") => predicate(criteria.0, &criteria.1)?,
-        Some("choice") => choice(criteria.0, &criteria.1)?,
+        Some("noul") => predicate(&object)?,
+        Some("choice") => choice(&object)?,
         Some("score") => {
-            legend = (criteria.0.and_then(Value::as_array).cloned())
-                .ok_or_else(|| fault(&criteria.1, "expected a list of levels"))?;
-            let levels = (legend.iter().enumerate()).map(|(idx, level)| match level {
-                Value::Null => Err(fault(
-                    &format!("{}[{idx}]", criteria.1),
-                    "expected a text, an object or a list",
-                )),
-                level => text(&format!("{}[{idx}]", criteria.1), level),
-            });
-            QuestionKind::Score(levels.collect::<Result<_, _>>()?)
+            let Some(Value::Array(values)) = object.get("criteria") else {
+                return object.invalid("criteria", "expected a list of levels");
+            };
+            legend.clone_from(values);
+            let levels = values.iter().enumerate();
+            let level = |(idx, value)| text_of(format!("{}[{idx}]", object.inner("criteria")), value);
+            QuestionKind::Score(levels.map(level).collect::<Result<_, _>>()?)
         }
-        _ => return Err(fault(&inner("type"), "expected `noul`, `choice` or `score`")),
+        _ => return object.invalid("type", "expected `noul`, `choice` or `score`"),
     };
     Ok((Question { instructions, kind }, legend))
 }
 
-fn refuse_others(path: &str, object: &Map<String, Value>, known: &[&str]) -> Result<(), DecideError> {
-    match object.keys().find(|name| !known.contains(&name.as_str())) {
-        Some(name) => Err(fault(&format!("{path}.{name}"), "unknown field")),
-        None => Ok(()),
-    }
+fn predicate(question: &JsonObject<'_>) -> Result<QuestionKind, DecideError> {
+    let criteria = question.object_if("criteria", "an object with `true` and `false`")?;
+    let (yes, no) = match criteria {
+        None => (String::new(), String::new()),
+        Some(criteria) => {
+            criteria.refuse_others(&["true", "false"])?;
+            (criteria.text("true")?, criteria.text("false")?)
+        }
+    };
+    Ok(QuestionKind::Predicate { yes, no })
 }
 
-fn predicate(criteria: Option<&Value>, path: &str) -> Result<QuestionKind, DecideError> {
-    let empty = Map::new();
-    let criteria = match criteria {
-        None | Some(Value::Null) => &empty,
-        Some(Value::Object(criteria)) => criteria,
-        Some(_) => return Err(fault(path, "expected an object with `true` and `false`")),
+fn choice(question: &JsonObject<'_>) -> Result<QuestionKind, DecideError> {
+    const EXPECTED: &str = "an object from names to descriptions";
+    let Some(criteria) = question.object_if("criteria", EXPECTED)? else {
+        return question.invalid("criteria", format!("expected {EXPECTED}"));
     };
-    refuse_others(path, criteria, &["true", "false"])?;
-    let of = |name: &str| {
-        let value = criteria.get(name).unwrap_or(&Value::Null);
-        text(&format!("{path}.{name}"), value)
-    };
-    Ok(QuestionKind::Predicate {
-        yes: of("true")?,
-        no: of("false")?,
-    })
-}
-
-fn choice(criteria: Option<&Value>, path: &str) -> Result<QuestionKind, DecideError> {
-    let criteria = (criteria.and_then(Value::as_object))
-        .ok_or_else(|| fault(path, "expected an object from names to descriptions"))?;
-    let option = |(name, description): (&String, &Value)| {
+    let option = |name: &str| {
         Ok(ChoiceOption {
-            name: name.clone(),
-            description: text(&format!("{path}.{name}"), description)?,
+            name: name.to_owned(),
+            description: criteria.text(name)?,
         })
     };
-    Ok(QuestionKind::Choice(
-        criteria.iter().map(option).collect::<Result<_, DecideError>>()?,
-    ))
+    let options = criteria.names().map(option);
+    Ok(QuestionKind::Choice(options.collect::<Result<_, DecideError>>()?))
 }
 
 /// Writes an answer.
@@ -289,6 +330,10 @@ mod tests {
                 "questions.a.criteria.x",
             ),
             (
+                json!({ "type": "choice", "criteria": { "x.y": 1 } }),
+                r#"questions.a.criteria["x.y"]"#,
+            ),
+            (
                 json!({ "type": "score", "criteria": { "x": "y" } }),
                 "questions.a.criteria",
             ),
@@ -302,10 +347,11 @@ mod tests {
             ),
         ] {
             let error = parse(&json!({ "a": question })).unwrap_err();
-            assert!(
-                matches!(&error, DecideError::Json { path: found, .. } if found == path),
-                "{error}"
-            );
+            let (DecideError::Json { path: found, .. } | DecideError::UnknownField { path: found }) = &error
+            else {
+                panic!("{error}");
+            };
+            assert_eq!(found, path, "{error}");
         }
         let many: Map<String, Value> = (0..10_000).map(|idx| (idx.to_string(), json!(null))).collect();
         let error = SystemOneQuestions::parse(&many).unwrap_err();
@@ -317,14 +363,68 @@ mod tests {
 
     #[test]
     fn a_state_is_a_text_or_compact_json() {
-        assert_eq!(state_text(&json!("as it is\n")).unwrap(), "as it is\n");
+        let text = |state: Value| state_of(&state).unwrap().as_text().map(str::to_owned);
+        assert_eq!(text(json!("as it is\n")).as_deref(), Some("as it is\n"));
         assert_eq!(
-            state_text(&json!({ "b": [1, 2.0], "a": null })).unwrap(),
-            r#"{"b":[1,2.0],"a":null}"#
+            text(json!({ "b": [1, 2.0], "a": null })).as_deref(),
+            Some(r#"{"b":[1,2.0],"a":null}"#)
         );
-        let image = json!([{ "role": "user", "content": [{ "type": "image_url" }] }]);
-        for state in [json!(null), json!(3), json!(true), image] {
-            assert!(state_text(&state).is_err(), "{state}");
+        for state in [json!(null), json!(3), json!(true)] {
+            assert!(state_of(&state).is_err(), "{state}");
         }
+    }
+
+    #[test]
+    fn images_stand_in_the_places_of_their_parts() {
+        const URL: &str = "data:image/png;base64,aGk=";
+        let messages = json!([
+            { "role": "system", "content": "Be kind." },
+            { "role": "user", "content": [
+                { "type": "text", "text": "What is it?" },
+                { "type": "image_url", "image_url": { "url": URL, "detail": "low" } },
+                { "type": "input_image", "image_url": URL },
+            ], "name": "a" },
+        ]);
+        let state = state_of(&messages).unwrap();
+        let expected = State::from(
+            r#"[{"role":"system","content":"Be kind."},{"role":"user","content":[{"type":"text","text":"What is it?"},"#,
+        );
+        let image = &b"hi"[..];
+        let expected = expected
+            .image(image)
+            .text(",")
+            .image(image)
+            .text(r#"],"name":"a"}]"#);
+        assert_eq!(state, expected);
+        assert_eq!(
+            images_of("images", &[URL.to_owned(), URL.to_owned()]).unwrap(),
+            State::default().image(image).image(image)
+        );
+        let part = |part: Value| json!([{ "role": "user", "content": [part] }]);
+        for (state, path) in [
+            (
+                part(json!({ "type": "image_url" })),
+                "state[0].content[0].image_url",
+            ),
+            (
+                part(json!({ "type": "image_url", "image_url": { "url": "https://example.org/a.png" } })),
+                "state[0].content[0].image_url.url",
+            ),
+            (
+                part(json!({ "type": "image", "image_url": URL, "source": 1 })),
+                "state[0].content[0].source",
+            ),
+            (
+                part(json!({ "type": "image_url", "image_url": "data:;base64," })),
+                "state[0].content[0].image_url",
+            ),
+        ] {
+            let error = state_of(&state).unwrap_err();
+            assert!(
+                error.to_string().contains(&format!("`{path}`")),
+                "{error}, expected {path}"
+            );
+        }
+        assert!(images_of("images", &["a.png".to_owned()]).is_err());
     }
 }

@@ -5,7 +5,12 @@
 
 use std::fmt::Write as _;
 
-use super::question::{Question, QuestionKind};
+use serde_json::Value;
+
+use super::{
+    question::{Question, QuestionKind},
+    state::State,
+};
 
 /// The version of the wording. A change of any prompt makes a new one.
 pub const DECISION_PROMPT_VERSION: u32 = 1;
@@ -40,11 +45,11 @@ pub(super) fn labels_of_options(order: &[usize], question: &Question) -> Vec<usi
     labels
 }
 
-/// Writes the message of a question whose options are shown in this order.
-pub(super) fn message(state: &str, question: &Question, order: &[usize], labels: &Labels) -> String {
+/// Writes the content of a message: the state, then a question whose options are shown in this order.
+pub(super) fn message(state: &State, question: &Question, order: &[usize], labels: &Labels) -> Value {
     let of_options = labels_of_options(order, question);
     let label = |option_idx: usize| labels.texts[of_options[option_idx]].as_str();
-    let mut text = state.to_owned();
+    let mut text = String::new();
     if !state.is_empty() {
         text += "\n\n";
     }
@@ -103,7 +108,7 @@ pub(super) fn message(state: &str, question: &Question, order: &[usize], labels:
             "Answer with the letter of one option, from {first} to {last}, and nothing else."
         ),
     };
-    text
+    state.content_before(&text)
 }
 
 #[cfg(test)]
@@ -123,12 +128,12 @@ mod tests {
         let letters = labels(LabelKind::Letters, &["A", "B"]);
         let choice = Question::choice("Who takes it?", [("cards", "card desk"), ("loans", "")]);
         assert_eq!(
-            message("Card was stolen.", &choice, &[0, 1], &letters),
+            message(&"Card was stolen.".into(), &choice, &[0, 1], &letters),
             "Card was stolen.\n\nWho takes it?\n\nA: cards - card desk\nB: loans\n\nAnswer with the letter of one option, \
              from A to B, and nothing else."
         );
         assert_eq!(
-            message("", &choice, &[1, 0], &letters),
+            message(&"".into(), &choice, &[1, 0], &letters),
             "Who takes it?\n\nA: loans\nB: cards - card desk\n\nAnswer with the letter of one option, from A to B, and \
              nothing else."
         );
@@ -136,12 +141,12 @@ mod tests {
         let digits = labels(LabelKind::Digits, &["0", "1", "2"]);
         let score = Question::score("", ["can wait", "today", "now"]);
         assert_eq!(
-            message("Help!", &score, &[0, 1, 2], &digits),
+            message(&"Help!".into(), &score, &[0, 1, 2], &digits),
             "Help!\n\nWhich level fits best?\n\n0: can wait\n1: today\n2: now\n\nThe levels are in ascending order. Answer with \
              the number of one level, from 0 to 2, and nothing else."
         );
         assert_eq!(
-            message("Help!", &score, &[2, 1, 0], &digits),
+            message(&"Help!".into(), &score, &[2, 1, 0], &digits),
             "Help!\n\nWhich level fits best?\n\n2: now\n1: today\n0: can wait\n\nThe levels are in descending order. Answer \
              with the number of one level, from 2 to 0, and nothing else."
         );
@@ -149,7 +154,7 @@ mod tests {
         let words = labels(LabelKind::YesNo, &["Yes", "No"]);
         let mut predicate = Question::predicate("Is it fraud?");
         assert_eq!(
-            message("Help!", &predicate, &[0, 1], &words),
+            message(&"Help!".into(), &predicate, &[0, 1], &words),
             "Help!\n\nIs it fraud?\n\nAnswer with Yes or No and nothing else."
         );
         predicate.kind = QuestionKind::Predicate {
@@ -157,11 +162,11 @@ mod tests {
             no: String::new(),
         };
         assert_eq!(
-            message("Help!", &predicate, &[1, 0], &words),
+            message(&"Help!".into(), &predicate, &[1, 0], &words),
             "Help!\n\nIs it fraud?\n\nYes: a thief\n\nAnswer with No or Yes and nothing else."
         );
         assert_eq!(
-            message("Help!", &predicate, &[0, 1], &letters),
+            message(&"Help!".into(), &predicate, &[0, 1], &letters),
             "Help!\n\nIs it fraud?\n\nA: Yes - a thief\nB: No\n\nAnswer with the letter of one option, from A to B, and nothing \
              else."
         );

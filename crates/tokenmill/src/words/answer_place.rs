@@ -18,12 +18,12 @@ const MESSAGE: &str = "MESSAGEPLACE";
 /// Names under which templates switch their reasoning off.
 const SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
 
-/// Makes the conversation of a message whose reply begins without reasoning.
-pub(crate) fn without_reasoning(message: &str) -> Conversation {
+/// Makes the conversation of a message whose reply begins without reasoning. `content` is a text or a list of parts.
+pub(crate) fn without_reasoning(content: Value) -> Conversation {
     let switches = SWITCHES.map(|name| (name.to_owned(), Value::Bool(false)));
     Conversation {
         variables: Map::from_iter(switches),
-        ..Conversation::from(message)
+        ..Conversation::from_json(vec![json!({"role": "user", "content": content})])
     }
 }
 
@@ -43,7 +43,7 @@ impl ModelWords {
     /// [`DecideError::OpenReasoning`] and [`DecideError::AnswerHead`]; [`Error::NoTemplate`], or [`Error::Template`] if the template
     /// refuses a conversation of two messages.
     pub(crate) fn answer_place(&self) -> Result<AnswerPlace, Error> {
-        let conversation = without_reasoning(MESSAGE);
+        let conversation = without_reasoning(MESSAGE.into());
         let prompt = self.render_chat(&conversation)?;
         let end = prompt.rsplit_once(MESSAGE).ok_or(DecideError::AnswerHead)?.1;
         let place = |gap: &str| AnswerPlace {

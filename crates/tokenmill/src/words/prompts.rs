@@ -35,8 +35,24 @@ impl ModelWords {
 
     /// The tokens of a conversation, and its images.
     fn encode_with_images(&self, conversation: &Conversation) -> Result<(Vec<u32>, Vec<PromptImage>), Error> {
+        self.encode_showing(conversation, Vec::new())
+    }
+
+    /// The tokens of a conversation, and its images: those of its messages or, where these have `{"type": "image"}`, the given files.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Self::encode_chat`].
+    pub(crate) fn encode_showing(
+        &self,
+        conversation: &Conversation,
+        shown: Vec<ImageFile>,
+    ) -> Result<(Vec<u32>, Vec<PromptImage>), Error> {
         let chat = self.chat.as_ref().ok_or_else(|| self.no_template())?;
-        let (context, files) = self.context(conversation)?;
+        if !shown.is_empty() && self.images.is_none() {
+            return Err(self.no_vision());
+        }
+        let (context, mut files) = self.context(conversation)?;
+        files.extend(shown);
         let tokens = with_turns_that_fit(context, render_options(), |context, options| {
             match conversation.turn {
                 Turn::Unfinished => chat.encode_unfinished(&self.tokenizer, context, options),

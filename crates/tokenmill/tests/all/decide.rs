@@ -1,9 +1,14 @@
 //! Decisions on the built-in model: numbers against a direct computation, and the same bits however a question is asked.
 
+use std::{cell::Cell, fs, path::Path};
+
+use serde_json::json;
 use tokenmill::{
     Conversation, Device, Error, Model,
-    decide::{DecideError, DecideParams, Decision, Question, QuestionKind},
+    decide::{DecideError, DecideParams, Decision, MAX_IMAGES, Question, QuestionKind, State},
+    images::image_part,
 };
+use tokenmill_sched::{Event, ForwardParams, ForwardRows};
 
 const STATE: &str = "Once upon a time there was a little cat named Tom. Tom liked to sit on the red mat near the door. One day a \
                      big dog came into the house and the cat was very sad. The dog wanted to sit on the mat too. Tom said that \
@@ -223,4 +228,131 @@ fn options_beyond_the_labels_are_refused() {
     assert!((26..255).contains(&n_labels), "{n_labels}");
     let long = "cat ".repeat(2000);
     assert!(matches!(model.decide(&long, &[choice(2)]), Err(Error::Engine(_))));
+}
+
+#[test]
+fn a_request_that_is_gone_encodes_no_further_prompts() {
+    let model = load(1, None);
+    let (questions, params) = (questions(), DecideParams::default());
+    let n_asked = Cell::new(0);
+    let begun = model.start_deciding_while(&STATE.into(), &questions, &params, &|| {
+        n_asked.set(n_asked.get() + 1);
+        n_asked.get() < 3
+    });
+    assert!(begun.unwrap().is_none());
+    assert_eq!(n_asked.get(), 3);
+    assert_eq!(model.engine().stats().scheduler.steps, 0);
+    let begun = model.start_deciding_while(&STATE.into(), &questions, &params, &|| true);
+    assert_eq!(begun.unwrap().unwrap().count(), questions.len());
+}
+
+fn vision(path: &str) -> std::path::PathBuf {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/vision");
+    Path::new(folder).join(path)
+}
+
+fn image(name: &str) -> Vec<u8> {
+    fs::read(vision("gemma3").join(name)).unwrap()
+}
+
+/// A tiny model that sees, with a template whose answers begin where its prompts end.
+fn load_seeing(family: &str) -> Model {
+    let [open, close, mark] = match family {
+        "gemma3" => ["<start_of_turn>", "<end_of_turn>", "<start_of_image>"],
+        _ => [
+            "<|im_start|>",
+            "<|im_end|>",
+            "<|vision_start|><|image_pad|><|vision_end|>",
+        ],
+    };
+    let template = format!(
+        "{{% for m in messages %}}{open}{{% if m.content is string %}}{{{{ m.content }}}}{{% else %}}{{% for part in m.content %}}\
+         {{% if part.type == 'image' %}}{mark}{{% else %}}{{{{ part.text }}}}{{% endif %}}{{% endfor %}}{{% endif %}}{close}\
+         {{% endfor %}}{{% if add_generation_prompt %}}{open}{{% endif %}}"
+    );
+    let mut options = Model::options().context(512).sequences(4).threads(1);
+    options.chat_template = Some(template);
+    options
+        .device(Device::Cpu)
+        .load(vision(family).join("model.gguf"))
+        .unwrap()
+}
+
+#[test]
+fn images_are_seen_in_their_places_with_the_same_bits() {
+    for family in ["gemma3", "qwen2vl", "qwen3vl"] {
+        let model = load_seeing(family);
+        let show = |name: &str| State::from("a").image(image(name)).text("b");
+        let questions = [
+            Question::choice("Who?", ["c", "d"]),
+            Question::predicate("Is it?"),
+            Question::score("How?", ["low", "high"]),
+        ];
+        let ask = |state: State, questions: &[Question]| -> Vec<Vec<u64>> {
+            let decisions = model.decide(state, questions).unwrap();
+            decisions.iter().map(bits).collect()
+        };
+        let together = ask(show("0.png"), &questions);
+        assert_eq!(ask(show("0.png"), &questions), together, "{family} again");
+        for (question, expected) in questions.iter().zip(&together) {
+            model.engine().forget_cache();
+            let alone = ask(show("0.png"), std::slice::from_ref(question));
+            assert_eq!(&alone[0], expected, "{family}: {question:?}");
+        }
+        let other = ask(show("1.png"), &questions);
+        assert_ne!(other, together, "{family} sees which image it is");
+        // Two images, and the same after a text.
+        let twice = show("1.png").then(show("0.png"));
+        let of_two = ask(twice.clone(), &questions);
+        model.engine().forget_cache();
+        assert_eq!(ask(twice, &questions), of_two);
+        // The first one by hand.
+        let asked =
+            "b\n\nWho?\n\nA: c\nB: d\n\nAnswer with the letter of one option, from A to B, and nothing else.";
+        let content = json!([
+            { "type": "text", "text": "a" }, image_part(&image("0.png")), { "type": "text", "text": asked },
+        ]);
+        let message = json!({ "role": "user", "content": content });
+        let prompt = model.words().prompt(&Conversation::from_json(vec![message]));
+        let prompt = model.see(prompt.unwrap(), 0).unwrap();
+        let params = ForwardParams {
+            media: prompt.media.clone(),
+            ..ForwardParams::new(ForwardRows::Logits, prompt.tokens.len() - 1)
+        };
+        let mut logits = Vec::new();
+        for event in model.engine().submit_forward(prompt.tokens, params).unwrap() {
+            match event {
+                Event::Rows(rows) => logits.extend(rows.values),
+                Event::Failed { error, .. } => panic!("{error}"),
+                _ => {}
+            }
+        }
+        let [a, b] = ["A", "B"].map(|label| {
+            let tokens = model.words().encode_text(label, false);
+            f64::from(logits[tokens[0] as usize])
+        });
+        let weights = [a, b].map(|logit| (logit - a.max(b)).exp());
+        let expected = weights.map(|weight| (weight / (weights[0] + weights[1])).to_bits());
+        assert_eq!(together[0][..2], expected, "{family}");
+    }
+}
+
+#[test]
+fn images_that_cannot_be_seen_are_refused() {
+    let blind = load(1, None);
+    let question = [Question::predicate("Is it?")];
+    let shown = |n: usize| (0..n).fold(State::from("a"), |state, _| state.image(image("0.png")));
+    let refused = blind.decide(shown(1), &question).unwrap_err();
+    assert!(refused.to_string().contains("image"), "{refused}");
+    let model = load_seeing("qwen2vl");
+    let refused = model.decide(shown(MAX_IMAGES + 1), &question);
+    assert!(
+        matches!(
+            &refused,
+            Err(Error::Decide(DecideError::ImageCount { found: 9, maximum: 8 }))
+        ),
+        "{refused:?}"
+    );
+    let refused = model.decide(State::from("a").image(&b"no image"[..]), &question);
+    assert!(matches!(refused, Err(Error::Image { .. })), "{refused:?}");
 }

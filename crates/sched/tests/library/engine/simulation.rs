@@ -515,7 +515,7 @@ fn arrive(caller: &Caller, world: &World, mailbox: &Arc<Mailbox>, now_us: u64) -
                 Err(error) => panic!("{error}"),
             }
         }
-        Ask::Forward(params) => match check_forward(&world.limits, &tokens, params) {
+        Ask::Forward(params) => match check_forward(&world.limits, TOKENS_ALONE, &tokens, params) {
             Ok(()) => Job::Forward(params.clone()),
             Err(EngineError::PoolTooSmall { .. } | EngineError::ContextLimitExceeded { .. }) => return None,
             Err(error) => panic!("{error}"),

@@ -7,16 +7,9 @@ use std::collections::HashMap;
 
 use serde_json::{Value, json};
 use tokenmill::decide::{
-    ChoiceOption, Decision, MAX_LEVELS, MAX_OPTIONS, MAX_QUESTIONS, Question, QuestionKind,
+    ChoiceOption, DecideError, Decision, JsonObject, MAX_LEVELS, MAX_OPTIONS, Question, QuestionKind, State,
+    image_of_part,
 };
-
-use crate::{
-    ApiError,
-    dialects::json_object::{JsonObject, text_of},
-};
-
-/// The reason for refusing images.
-const NO_IMAGES: &str = "images are not supported in decisions";
 
 /// Fields that describe an item or a part, and change nothing.
 const LABELS: [&str; 8] = [
@@ -44,18 +37,13 @@ impl Questions {
     ///
     /// # Errors
     /// The first fault, with its path.
-    pub(crate) fn parse(values: &[Value]) -> Result<Self, ApiError> {
-        if values.len() > MAX_QUESTIONS {
-            let reason = format!("{} questions, expected 1 to {MAX_QUESTIONS}", values.len());
-            return Err(ApiError::invalid("questions", reason));
-        }
+    pub(crate) fn parse(values: &[Value]) -> Result<Self, DecideError> {
         let mut parsed = Self {
             names: Vec::new(),
             asked: Vec::new(),
             values: Vec::new(),
         };
-        for (question_idx, value) in values.iter().enumerate() {
-            let object = JsonObject::of(format!("questions[{question_idx}]"), value)?;
+        for object in JsonObject::questions(values)? {
             let (question, values) = question(&object)?;
             parsed.names.push(object.string_if("name")?.map(str::to_owned));
             parsed.asked.push(question);
@@ -79,7 +67,7 @@ impl Questions {
     }
 }
 
-fn question(object: &JsonObject<'_>) -> Result<(Question, Vec<Value>), ApiError> {
+fn question(object: &JsonObject<'_>) -> Result<(Question, Vec<Value>), DecideError> {
     let mut values = Vec::new();
     let kind = match object.string("type")? {
         "predicate" => {
@@ -92,24 +80,16 @@ fn question(object: &JsonObject<'_>) -> Result<(Question, Vec<Value>), ApiError>
         "choice" => {
             object.refuse_others(&["type", "name", "instructions", "choices"])?;
             let mut options = Vec::new();
-            for (idx, value) in object.list("choices", 2..=MAX_OPTIONS)?.iter().enumerate() {
-                let choice = JsonObject::of(format!("{}[{idx}]", object.inner("choices")), value)?;
+            for choice in object.objects("choices", 2..=MAX_OPTIONS)? {
+                let choice = choice?;
                 choice.refuse_others(&["value", "description"])?;
                 let (name, value) = match choice.get("value") {
                     Some(value @ Value::String(name)) => (name.clone(), value),
                     Some(value @ Value::Bool(is_true)) => (is_true.to_string(), value),
-                    _ => {
-                        return Err(ApiError::invalid(
-                            choice.inner("value"),
-                            "expected a text or a boolean",
-                        ));
-                    }
+                    _ => return choice.invalid("value", "expected a text or a boolean"),
                 };
                 if values.contains(value) {
-                    return Err(ApiError::invalid(
-                        choice.inner("value"),
-                        "another choice has this value",
-                    ));
+                    return choice.invalid("value", "another choice has this value");
                 }
                 values.push(value.clone());
                 options.push(ChoiceOption {
@@ -122,29 +102,30 @@ fn question(object: &JsonObject<'_>) -> Result<(Question, Vec<Value>), ApiError>
         "score" => {
             object.refuse_others(&["type", "name", "instructions", "levels"])?;
             let mut levels = Vec::new();
-            for (idx, value) in object.list("levels", 2..=MAX_LEVELS)?.iter().enumerate() {
-                let level = JsonObject::of(format!("{}[{idx}]", object.inner("levels")), value)?;
+            for level in object.objects("levels", 2..=MAX_LEVELS)? {
+                let level = level?;
                 level.refuse_others(&["label", "description"])?;
                 let label = level.string("label")?;
                 values.push(label.into());
                 levels.push(match level.string_if("description")?.unwrap_or_default() {
                     "" => label.to_owned(),
+                    // The prompt has the number.
+                    description if label == levels.len().to_string() => description.to_owned(),
                     description => format!("{label} - {description}"),
                 });
             }
             QuestionKind::Score(levels)
         }
-        _ => {
-            return Err(ApiError::invalid(
-                object.inner("type"),
-                "expected `predicate`, `choice` or `score`",
-            ));
-        }
+        _ => return object.invalid("type", "expected `predicate`, `choice` or `score`"),
     };
     let instructions = content(object, "instructions")?;
+    let Some(instructions) = instructions.as_text() else {
+        return object.invalid("instructions", "images are a part of the input");
+    };
     if instructions.trim().is_empty() {
-        return Err(ApiError::invalid(object.inner("instructions"), "is empty"));
+        return object.invalid("instructions", "is empty");
     }
+    let instructions = instructions.to_owned();
     Ok((Question { instructions, kind }, values))
 }
 
@@ -178,31 +159,34 @@ fn answer(question: &Question, values: &[Value], decision: &Decision) -> Value {
     }
 }
 
-/// Returns the text of an input: a text itself, the text of a single message of the user, or a conversation with the roles.
+/// Returns the state of an input: a text itself, the content of a single message of the user, or a conversation with the roles.
 ///
 /// # Errors
 /// An item or a part that cannot be read, with its path.
-pub(crate) fn input_text(input: &Value) -> Result<String, ApiError> {
+pub(crate) fn input_state(input: &Value) -> Result<State, DecideError> {
     let items = match input {
-        Value::String(text) => return Ok(text.clone()),
+        Value::String(text) => return Ok(text.into()),
         Value::Array(items) if !items.is_empty() => items,
-        _ => return Err(ApiError::invalid("input", "expected a text or a list of items")),
+        _ => return Err(DecideError::json("input", "expected a text or a list of items")),
     };
     let mut calls = HashMap::new();
-    let mut texts = Vec::with_capacity(items.len());
-    for (idx, value) in items.iter().enumerate() {
-        let item = JsonObject::of(format!("input[{idx}]"), value)?;
-        let text = item_text(&item, &mut calls)?;
+    let mut state = State::default();
+    for item in JsonObject::each("input", items) {
+        let item = item?;
+        let written = write_item(&item, &mut calls)?;
         if let ([_], Some("user")) = (&items[..], item.string_if("role")?) {
             return content(&item, "content");
         }
-        texts.push(text);
+        state = after(state, "\n\n").then(written);
     }
-    Ok(texts.join("\n\n"))
+    Ok(state)
 }
 
 /// Writes an item of a conversation. `calls` are the names of the tools that were called, by the ids of the calls.
-fn item_text<'a>(item: &JsonObject<'a>, calls: &mut HashMap<&'a str, &'a str>) -> Result<String, ApiError> {
+fn write_item<'a>(
+    item: &JsonObject<'a>,
+    calls: &mut HashMap<&'a str, &'a str>,
+) -> Result<State, DecideError> {
     let check = |own: &[&str]| item.refuse_others(&[&LABELS[..], own].concat());
     match item.string_if("type")?.unwrap_or("message") {
         "message" => {
@@ -212,9 +196,9 @@ fn item_text<'a>(item: &JsonObject<'a>, calls: &mut HashMap<&'a str, &'a str>) -
                 "assistant" => "Assistant",
                 "system" => "System",
                 "developer" => "Developer",
-                _ => return Err(ApiError::invalid(item.inner("role"), "is no role")),
+                _ => return item.invalid("role", "is no role"),
             };
-            Ok(format!("{role}: {}", content(item, "content")?))
+            Ok(State::from(format!("{role}: ")).then(content(item, "content")?))
         }
         kind @ ("function_call" | "custom_tool_call") => {
             let given = if kind == "function_call" {
@@ -225,87 +209,73 @@ fn item_text<'a>(item: &JsonObject<'a>, calls: &mut HashMap<&'a str, &'a str>) -
             check(&["call_id", "name", given])?;
             let name = item.string("name")?;
             calls.insert(item.string("call_id")?, name);
-            Ok(format!("Assistant calls {name}: {}", item.string(given)?))
+            Ok(format!("Assistant calls {name}: {}", item.string(given)?).into())
         }
         "function_call_output" | "custom_tool_call_output" => {
             check(&["call_id", "output"])?;
             let Some(name) = calls.get(item.string("call_id")?) else {
-                return Err(ApiError::invalid(
-                    item.inner("call_id"),
-                    "no call before it has this id",
-                ));
+                return item.invalid("call_id", "no call before it has this id");
             };
-            Ok(format!("Result of {name}: {}", content(item, "output")?))
+            Ok(State::from(format!("Result of {name}: ")).then(content(item, "output")?))
         }
-        _ => Err(ApiError::invalid(
-            item.inner("type"),
-            "expected a message, a call of a tool or its output",
-        )),
+        _ => item.invalid("type", "expected a message, a call of a tool or its output"),
     }
 }
 
-/// Returns the text of a field that is a text or a list of parts.
-fn content(object: &JsonObject<'_>, name: &str) -> Result<String, ApiError> {
+/// Returns a state with a text after it, except one that has nothing.
+fn after(state: State, text: &str) -> State {
+    if state.is_empty() { state } else { state.text(text) }
+}
+
+/// Returns the content of a field that is a text or a list of parts.
+fn content(object: &JsonObject<'_>, name: &str) -> Result<State, DecideError> {
     let parts = match object.get(name) {
-        Some(Value::String(text)) => return Ok(text.clone()),
+        Some(Value::String(text)) => return Ok(text.into()),
         Some(Value::Array(parts)) => parts,
-        Some(_) => {
-            return Err(ApiError::invalid(
-                object.inner(name),
-                "expected a text or a list of parts",
-            ));
-        }
-        None => return Err(ApiError::invalid(object.inner(name), "this field is required")),
+        Some(_) => return object.invalid(name, "expected a text or a list of parts"),
+        None => return object.invalid(name, "this field is required"),
     };
-    let mut texts = Vec::with_capacity(parts.len());
-    for (idx, value) in parts.iter().enumerate() {
-        let part = JsonObject::of(format!("{}[{idx}]", object.inner(name)), value)?;
-        let check = |own: &str| part.refuse_others(&[&LABELS[..], &[own]].concat());
-        texts.push(match part.string("type")? {
+    let mut state = State::default();
+    for part in JsonObject::each(object.inner(name), parts) {
+        let part = part?;
+        let check = |own: &[&str]| part.refuse_others(&[&LABELS[..], own].concat());
+        let written = match part.string("type")? {
             "input_text" | "output_text" => {
-                check("text")?;
-                part.string("text")?.to_owned()
+                check(&["text"])?;
+                part.string("text")?.into()
             }
             "refusal" => {
-                check("refusal")?;
-                part.string("refusal")?.to_owned()
+                check(&["refusal"])?;
+                part.string("refusal")?.into()
             }
             "input_json" => {
-                check("data")?;
+                check(&["data"])?;
                 match part.get("data") {
-                    Some(data @ (Value::Object(_) | Value::Array(_))) => text_of(part.inner("data"), data)?,
-                    _ => {
-                        return Err(ApiError::invalid(
-                            part.inner("data"),
-                            "expected an object or a list",
-                        ));
-                    }
+                    Some(data @ (Value::Object(_) | Value::Array(_))) => data.to_string().into(),
+                    _ => return part.invalid("data", "expected an object or a list"),
                 }
             }
             "input_image" => {
-                return Err(ApiError::UnsupportedField {
-                    param: part.path,
-                    reason: NO_IMAGES,
-                });
+                check(&["image_url", "detail"])?;
+                State::default().image(image_of_part(&part)?)
             }
-            _ => {
-                return Err(ApiError::invalid(
-                    part.inner("type"),
-                    "expected `input_text` or `input_json`",
-                ));
-            }
-        });
+            _ => return part.invalid("type", "expected `input_text`, `input_json` or `input_image`"),
+        };
+        state = after(state, "\n").then(written);
     }
-    Ok(texts.join("\n"))
+    Ok(state)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ApiError;
 
     #[test]
     fn a_conversation_becomes_one_text() {
-        let check = |input: Value, expected: &str| assert_eq!(input_text(&input).unwrap(), expected);
+        let check = |input: Value, expected: &str| {
+            assert_eq!(input_state(&input).unwrap().as_text(), Some(expected));
+        };
         check(json!("as it is"), "as it is");
         check(json!([{ "role": "user", "content": "alone" }]), "alone");
         let parts =
@@ -327,8 +297,39 @@ mod tests {
     }
 
     #[test]
+    fn a_level_has_its_number_once() {
+        let level = |label: &str, description: Value| json!({ "label": label, "description": description });
+        let levels = json!([
+            level("0", json!("can wait")),
+            level("today", Value::Null),
+            level("1", json!("now"))
+        ]);
+        let asked = json!([{ "type": "score", "instructions": "How urgent?", "levels": levels }]);
+        let parsed = Questions::parse(asked.as_array().unwrap()).unwrap();
+        assert_eq!(
+            parsed.asked,
+            [Question::score("How urgent?", ["can wait", "today", "1 - now"])]
+        );
+    }
+
+    #[test]
+    fn images_keep_their_places() {
+        let url = "data:image/png;base64,aGk=";
+        let parts = json!([
+            { "type": "input_text", "text": "a" }, { "type": "input_image", "image_url": url, "detail": "low" },
+            { "type": "input_text", "text": "b" },
+        ]);
+        let state = input_state(&json!([{ "role": "user", "content": parts }])).unwrap();
+        let seen = |before: &str| State::from(before).image(&b"hi"[..]).text("\nb");
+        assert_eq!(state, seen("a\n"));
+        let items = json!([{ "role": "user", "content": parts }, { "role": "assistant", "content": "c" }]);
+        let state = input_state(&items).unwrap();
+        assert_eq!(state, seen("User: a\n").text("\n\nAssistant: c"));
+    }
+
+    #[test]
     fn a_fault_of_an_input_has_its_path() {
-        let image = json!({ "type": "input_image", "image_url": "data:," });
+        let image = json!({ "type": "input_image", "image_url": "https://example.org/a.png" });
         for (input, path) in [
             (json!(3), "input"),
             (json!([]), "input"),
@@ -341,7 +342,7 @@ mod tests {
             ),
             (
                 json!([{ "role": "user", "content": [image] }]),
-                "input[0].content[0]",
+                "input[0].content[0].image_url",
             ),
             (
                 json!([{ "role": "user", "content": [{ "type": "audio" }] }]),
@@ -353,7 +354,8 @@ mod tests {
                 "input[0].call_id",
             ),
         ] {
-            assert_eq!(input_text(&input).unwrap_err().param(), Some(path), "{input}");
+            let error = ApiError::from(input_state(&input).unwrap_err());
+            assert_eq!(error.param(), Some(path), "{input}");
         }
     }
 }
