@@ -39,9 +39,11 @@ impl<'a> JsonObject<'a> {
         let is_other =
             |(name, value): &(&String, &Value)| !known.contains(&name.as_str()) && !value.is_null();
         match self.object.iter().find(is_other) {
-            Some((name, _)) => Err(ApiError::UnknownField {
-                param: self.inner(name),
-            }),
+            Some((name, _)) => Err(ApiError::unknown_field(
+                self.inner(name),
+                name,
+                known.iter().copied(),
+            )),
             None => Ok(()),
         }
     }
