@@ -13,6 +13,7 @@ use crate::{
     failure::Failure,
     foreign_flags,
     harmless_flags::{self, Value},
+    refusal,
 };
 
 /// Short flags of llama.cpp and vLLM with their long names here, besides those of [`engine_options`].
@@ -28,6 +29,9 @@ const SHORT_FLAGS: [(&str, &str); 10] = [
     ("-cnv", "conversation"),
     ("-no-cnv", "no-conversation"),
 ];
+
+/// Flags of other programs whose value is the model.
+pub(crate) const MODEL_FLAGS: [&str; 5] = ["-m", "--model", "-hf", "-hfr", "--hf-repo"];
 
 /// Lists short flags with the long names that they stand for.
 fn short_flags() -> impl Iterator<Item = (&'static str, &'static str)> {
@@ -60,7 +64,7 @@ pub(crate) fn rewrite(
             left_out: Vec::new(),
         });
     };
-    without_harmless(&args, &typed, command)
+    without_harmless(&args, &typed, command, parser)
 }
 
 /// Expands two-letter flags, and moves the model to its position.
@@ -81,7 +85,7 @@ fn with_long_names(args: impl IntoIterator<Item = OsString>) -> Result<Vec<OsStr
         let (name, value) = name_and_value(text);
         // There `--model` is the name that requests ask for.
         let names_a_request = rewritten.get(1).is_some_and(|command| command == "bench-serve");
-        if ["-m", "--model", "-hf", "-hfr", "--hf-repo"].contains(&name) && !names_a_request {
+        if MODEL_FLAGS.contains(&name) && !names_a_request {
             model = match value {
                 Some(value) => Some(value.into()),
                 None => args.next(),
@@ -112,6 +116,7 @@ fn without_harmless(
     args: &[OsString],
     typed: &[OsString],
     command: &clap::Command,
+    parser: &clap::Command,
 ) -> Result<Rewritten, Failure> {
     let mut kept: Vec<OsString> = Vec::new();
     let mut left_out = Vec::new();
@@ -160,12 +165,12 @@ fn without_harmless(
     }
     match &unknown[..] {
         [] => {}
-        // The parser can suggest a similar flag, but reads several letters after one dash as flags of their own.
-        [flag] => {
-            if let Some(refusal) = foreign_flags::refusal_of_row(command.get_name(), flag) {
-                return Err(refusal);
-            }
+        // The parser reads several letters after one dash as flags of their own.
+        [flag] if foreign_flags::is_row(flag) => {
+            let foreign = foreign_flags::refusal(command.get_name(), flag);
+            return Err(foreign.unwrap_or_else(|| refusal::unknown_option(flag, flag, parser, typed)));
         }
+        [_] => {}
         flags => return Err(several_unknown(command, flags)),
     }
     Ok(Rewritten { args: kept, left_out })
@@ -225,19 +230,26 @@ pub(crate) fn n_values_of(command: &clap::Command, name: &str) -> Option<usize> 
     {
         return None;
     }
-    let letters = name.strip_prefix('-')?;
-    let first = letters.chars().next()?;
-    let is_it = |arg: &&clap::Arg| {
-        let others = arg.get_all_short_aliases().unwrap_or_default();
-        arg.get_short() == Some(first) || others.contains(&first)
-    };
-    let found = arguments().find(is_it)?;
-    // The rest of the argument is the letter's value.
-    Some(if letters.chars().count() > 1 {
-        0
-    } else {
-        n_values(found)
-    })
+    let mut letters = name.strip_prefix('-')?.chars();
+    while let Some(letter) = letters.next() {
+        let is_it = |arg: &&clap::Arg| {
+            let others = arg.get_all_short_aliases().unwrap_or_default();
+            arg.get_short() == Some(letter) || others.contains(&letter)
+        };
+        let is_of_parser = ['h', 'V'].contains(&letter);
+        let arg = arguments().find(is_it);
+        if !is_of_parser && arg?.get_action().takes_values() {
+            // The rest of the argument is the value. A word is more likely a flag that this program does not have.
+            return match letters.next() {
+                None => arg.map(n_values),
+                Some(next) => (!next.is_alphabetic()).then_some(0),
+            };
+        }
+        if letters.as_str().is_empty() {
+            return Some(0);
+        }
+    }
+    None
 }
 
 /// The short flag that stands in `args` for `long`, the name that the parser speaks of.
@@ -314,6 +326,7 @@ mod tests {
             Ok("tokenmill run x -p hi --device none"),
         );
         check("tokenmill chat x -cnv -i", Ok("tokenmill chat x"));
+        check("tokenmill chat x --color on -c 8", Ok("tokenmill chat x -c 8"));
         check(
             "tokenmill chat x -st",
             Err(
@@ -335,13 +348,69 @@ mod tests {
     }
 
     #[test]
+    fn several_letters_are_one_flag_unless_they_are_switches_or_a_number() {
+        check(
+            "tokenmill run x -n48 -c8k -s=1",
+            Ok("tokenmill run x -n48 -c8k -s=1"),
+        );
+        check("tokenmill run x -f./prompt", Ok("tokenmill run x -f./prompt"));
+        let foreign = |flag: &str, hint: &str| {
+            format!("error: `{flag}` is an option of llama.cpp that does not exist here (hint: {hint})")
+        };
+        for flag in ["-hfd", "-hfrd"] {
+            let hint =
+                "`--draft MODEL` names the draft model; `run`, `chat`, `serve`, `batch` and `bench` take it";
+            check(&format!("tokenmill run x {flag} y"), Err(&foreign(flag, hint)));
+        }
+        for flag in ["-ctkd", "-ctvd", "-cd", "-td", "-tbd", "-ngld", "-ncmoed"] {
+            let hint = "a draft model is loaded with the options of the model";
+            check(
+                &format!("tokenmill run x -n 1 {flag} 0"),
+                Err(&foreign(flag, hint)),
+            );
+        }
+        for flag in ["-fitt", "-fitc"] {
+            let hint =
+                "options that are not given are always fitted to the memory; `-ngl N` and `-c N` set them";
+            check(&format!("tokenmill run x {flag} 1"), Err(&foreign(flag, hint)));
+        }
+        check(
+            "tokenmill run x -hft secret",
+            Err(&foreign(
+                "-hft",
+                "the variable HF_TOKEN holds an access token for the Hub",
+            )),
+        );
+        check("tokenmill run x -n 1 -nr -ndio", Ok("tokenmill run x -n 1"));
+        for (flag, expected) in [
+            (
+                "-temp",
+                "`-temp` is not an option of `run` (hint: near it: `--temp`)",
+            ),
+            (
+                "-hfx",
+                "`-hfx` is not an option of `run` (hint: `tokenmill run --help` lists its options)",
+            ),
+            (
+                "-fcat.txt",
+                "`-fcat.txt` is not an option of `run` (hint: a value stands apart: `-f cat.txt`)",
+            ),
+        ] {
+            check(
+                &format!("tokenmill run x {flag} 0"),
+                Err(&format!("error: {expected}")),
+            );
+        }
+    }
+
+    #[test]
     fn all_unknown_flags_are_told_at_once() {
         check(
             "tokenmill serve x --grammar-file g --rope-scale 2 --prot 80 --jinja",
             Err(
                 "error: `tokenmill serve` has no `--grammar-file`, `--rope-scale`, `--prot` (hint: `--grammar-file`: `run` and `chat` take \
                  `--json-schema`, `--regex` and `--grammar`; requests to a server carry their own schema; `--rope-scale`: \
-                 positions are scaled as the file says; it cannot be overridden here yet; `--prot`: a similar one is `--port`)",
+                 positions are scaled as the file says, which cannot be overridden; `--prot`: a similar one is `--port`)",
             ),
         );
         // The parser reports a single unknown flag, because it can suggest a similar one.
@@ -350,8 +419,8 @@ mod tests {
             "tokenmill run x --reasoning-format none --rope-scale 2",
             Err(
                 "error: `tokenmill run` has no `--reasoning-format`, `--rope-scale` (hint: `--reasoning-format`: a conversation's reasoning \
-                 is always separate from the answer; `--rope-scale`: positions are scaled as the file says; it cannot be overridden here \
-                 yet)",
+                 is always separate from the answer; `--rope-scale`: positions are scaled as the file says, which cannot be \
+                 overridden)",
             ),
         );
         check(

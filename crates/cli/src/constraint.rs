@@ -31,8 +31,15 @@ impl ConstraintArgs {
     /// The constraint, if one is requested.
     ///
     /// # Errors
-    /// A file that cannot be read, or a schema that is not JSON.
+    /// An empty value, a file that cannot be read, or a schema that is not JSON.
     pub(crate) fn constraint(&self) -> Result<Option<Constraint>, Failure> {
+        for (option, given) in [("--json-schema", &self.json_schema), ("--grammar", &self.grammar)] {
+            if given.as_ref().is_some_and(|given| given.trim().is_empty()) {
+                return Err(
+                    Failure::usage(format!("`{option}` is empty")).hint("name a file, or leave it out")
+                );
+            }
+        }
         if let Some(given) = &self.json_schema {
             let is_json = given.trim_start().starts_with('{') || matches!(given.trim(), "true" | "false");
             let (text, name) = if is_json {

@@ -16,10 +16,32 @@ use crate::{
 const NAMED_AS_MODEL: &str =
     "a name of the Hugging Face Hub is given as the model: `tokenmill chat OWNER/REPOSITORY:TYPE`";
 
+const NO_AUDIO: &str = "text and images go in here, and text comes out";
+
 const LLAMA_CPP: &[Row] = &[
     (
-        &["-p", "--prompt"],
-        "the prompt comes after the model, as in `tokenmill run MODEL \"Once upon a time\"`",
+        &["-hft", "--hf-token"],
+        "the variable HF_TOKEN holds an access token for the Hub",
+    ),
+    (
+        &["-sp"],
+        "`--special` of `run` reads control tokens in the prompt",
+    ),
+    (
+        &["--pooling"],
+        "`/v1/embeddings` pools as the model's file says; other kinds cannot be chosen",
+    ),
+    (
+        &["--api-prefix"],
+        "paths begin at the root; a proxy can put a prefix before them",
+    ),
+    (
+        &["--models-max"],
+        "`tokenmill serve --memory-budget SIZE` bounds the memory of all models together",
+    ),
+    (
+        &["--models-preset"],
+        "`tokenmill serve --models FILE` reads models and their options from a TOML file",
     ),
     (
         &["-i", "--interactive", "-if", "--interactive-first"],
@@ -72,10 +94,10 @@ const LLAMA_CPP: &[Row] = &[
         "the chat template writes the text around messages; `--template FILE` takes another one",
     ),
     (
-        &["-fit", "--fit"],
+        &["-fit", "--fit", "-fitt", "--fit-target", "-fitc", "--fit-ctx"],
         "options that are not given are always fitted to the memory; `-ngl N` and `-c N` set them",
     ),
-    (&["--audio"], "text and images go in here, and text comes out"),
+    (&["--audio"], NO_AUDIO),
     (
         &["-r", "--reverse-prompt"],
         "`tokenmill run MODEL --stop TEXT` ends a text before a string",
@@ -121,7 +143,7 @@ const LLAMA_CPP: &[Row] = &[
         "nothing is drafted here; `run`, `chat`, `serve`, `batch` and `bench` take it",
     ),
     (
-        &["--spec-draft-model"],
+        &["--spec-draft-model", "-hfd", "-hfrd", "--hf-repo-draft"],
         "`--draft MODEL` names the draft model; `run`, `chat`, `serve`, `batch` and `bench` take it",
     ),
     (
@@ -143,6 +165,44 @@ const LLAMA_CPP: &[Row] = &[
             "--lookup-cache-dynamic",
         ],
         "`--spec auto|off|ngram|draft|mtp` chooses the source of drafts, `--spec-max N` sets their greatest length, `--mtp FILE` takes a file mtp-*.gguf",
+    ),
+    (
+        &[
+            "-ctkd",
+            "--cache-type-k-draft",
+            "-ctvd",
+            "--cache-type-v-draft",
+            "-cd",
+            "--ctx-size-draft",
+            "-td",
+            "--threads-draft",
+            "-tbd",
+            "--threads-batch-draft",
+            "-devd",
+            "--device-draft",
+            "-ngld",
+            "--gpu-layers-draft",
+            "--n-gpu-layers-draft",
+            "-cmoed",
+            "--cpu-moe-draft",
+            "-ncmoed",
+            "--n-cpu-moe-draft",
+            "-otd",
+            "--override-tensor-draft",
+        ],
+        "a draft model is loaded with the options of the model",
+    ),
+    (
+        &[
+            "-hfv",
+            "-hfrv",
+            "--hf-repo-v",
+            "-hffv",
+            "--hf-file-v",
+            "-mv",
+            "--model-vocoder",
+        ],
+        NO_AUDIO,
     ),
     (
         &["-ot", "--override-tensor"],
@@ -171,9 +231,9 @@ const LLAMA_CPP: &[Row] = &[
             "--yarn-orig-ctx",
             "--yarn-ext-factor",
         ],
-        "positions are scaled as the file says; it cannot be overridden here yet",
+        "positions are scaled as the file says, which cannot be overridden",
     ),
-    (&["--override-kv"], "metadata cannot be overridden here yet"),
+    (&["--override-kv"], "the file's metadata cannot be overridden"),
     (
         &[
             "--mirostat",
@@ -285,6 +345,28 @@ const VLLM: &[Row] = &[
         &["--allowed-origins"],
         "`tokenmill serve MODEL --cors-origin ORIGIN`",
     ),
+    (
+        &["--cpu-offload-gb"],
+        "`-ngl auto` leaves the layers that do not fit to the CPU, and `-ngl N` chooses how many are on the GPU",
+    ),
+    (
+        &["--root-path"],
+        "paths begin at the root; a proxy can put a prefix before them",
+    ),
+    (&["--response-role"], "answers are always those of the assistant"),
+    (
+        &["--guided-decoding-backend", "--structured-outputs-config"],
+        "shapes of answers are always enforced, and by one implementation",
+    ),
+    (
+        &["--limit-mm-per-prompt"],
+        "the number of images is not limited; they take tokens of the context",
+    ),
+    (&["--log-level"], "RUST_LOG says what `tokenmill serve` logs"),
+    (
+        &["--task", "--runner", "--convert"],
+        "the model's file says what it is for; `--embedding-model` of `serve` adds a model of embeddings",
+    ),
     (&["--ssl-certfile"], "`tokenmill serve MODEL --tls-cert FILE`"),
     (&["--ssl-keyfile"], "`tokenmill serve MODEL --tls-key FILE`"),
 ];
@@ -310,11 +392,15 @@ pub(crate) fn refusal(command: &str, flag: &str) -> Option<Failure> {
     Some(Failure::usage(message).hint(instead))
 }
 
-/// Does the same as [`refusal`] for names of several letters after one dash. The parser would read those as a row of short flags, or
-/// as a short flag and its value, so they are looked for before it.
+/// Does the same as [`refusal`] for names of several letters after one dash.
 pub(crate) fn refusal_of_row(command: &str, flag: &str) -> Option<Failure> {
-    let is_row = flag.len() > 2 && flag.starts_with('-') && !flag.starts_with("--");
-    is_row.then(|| refusal(command, flag)).flatten()
+    is_row(flag).then(|| refusal(command, flag)).flatten()
+}
+
+/// Whether a flag has several letters after one dash. The parser would read those as a row of short flags, or
+/// as a short flag and its value, so they are looked for before it.
+pub(crate) fn is_row(flag: &str) -> bool {
+    flag.len() > 2 && flag.starts_with('-') && !flag.starts_with("--")
 }
 
 #[cfg(test)]

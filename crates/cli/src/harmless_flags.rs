@@ -75,7 +75,7 @@ const ROWS: &[Row] = &[
     ),
     (
         &["-co", "--color"],
-        Value::None,
+        Value::Maybe(&["on", "off", "auto"]),
         "NO_COLOR=1 in the environment switches colours off",
     ),
     (
@@ -106,7 +106,12 @@ const ROWS: &[Row] = &[
         NOTHING_TO_SET,
     ),
     (
-        &["--log-colors", "--log-prefix", "--log-timestamps"],
+        &["--log-colors"],
+        Value::Maybe(&["on", "off", "auto"]),
+        "NO_COLOR=1 in the environment switches colours off",
+    ),
+    (
+        &["--log-prefix", "--log-timestamps"],
         Value::None,
         "RUST_LOG selects the log messages",
     ),
@@ -154,8 +159,13 @@ const ROWS: &[Row] = &[
             "--no-op-offload",
             "--op-offload",
             "--no-mmproj-offload",
+            "-nr",
             "--no-repack",
             "--repack",
+            "-dio",
+            "--direct-io",
+            "-ndio",
+            "--no-direct-io",
         ],
         Value::None,
         NOTHING_TO_SET,

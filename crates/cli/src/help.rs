@@ -73,9 +73,12 @@ fn of_typed(parser: Command, typed: &[OsString], n_columns: usize) -> StyledStr 
     if let Some(command) = named {
         return of_command(command, scope, n_columns);
     }
-    let notes = parser.get_after_help().map(ToString::to_string);
+    let notes = parser
+        .get_after_help()
+        .map(ToString::to_string)
+        .unwrap_or_default();
     parser
-        .after_help(flowing(&notes.unwrap_or_default()))
+        .after_help(broken_examples(&flowing(&notes), n_columns))
         .render_help()
 }
 
@@ -93,6 +96,47 @@ fn flowing(text: &str) -> String {
         }
     }
     lines.join("\n")
+}
+
+/// Breaks the examples that are wider than a terminal as a shell reads them: with a backslash, and only between words.
+fn broken_examples(text: &str, n_columns: usize) -> String {
+    let mut is_example = false;
+    let mut lines = Vec::new();
+    for line in text.split('\n') {
+        is_example = line == "Examples:" || is_example && !line.is_empty();
+        if is_example && line.chars().count() > n_columns {
+            lines.extend(broken(line, n_columns));
+        } else {
+            lines.push(line.to_owned());
+        }
+    }
+    lines.join("\n")
+}
+
+/// Breaks the line of a shell. A text in quotes is one word.
+fn broken(line: &str, n_columns: usize) -> Vec<String> {
+    let mut quote = None;
+    let words = line.trim_start().split(|char: char| {
+        match quote {
+            Some(open) if open == char => quote = None,
+            None if ['"', '\''].contains(&char) => quote = Some(char),
+            _ => {}
+        }
+        char == ' ' && quote.is_none()
+    });
+    let mut lines = Vec::new();
+    let mut last = " ".to_owned();
+    for word in words {
+        // The line has room for a space, the word and a backslash.
+        if !last.trim().is_empty() && last.chars().count() + word.chars().count() + 3 > n_columns {
+            lines.push(format!("{last} \\"));
+            last = " ".repeat(5);
+        }
+        last.push(' ');
+        last.push_str(word);
+    }
+    lines.push(last);
+    lines
 }
 
 /// Renders the help of one command.
@@ -124,7 +168,7 @@ fn of_command(command: &Command, scope: Scope, n_columns: usize) -> StyledStr {
         .disable_help_flag(true)
         .disable_version_flag(true)
         .override_usage(usage.trim_start_matches("Usage: ").to_owned())
-        .before_help(examples)
+        .before_help(broken_examples(&examples, n_columns))
         .after_help(notes.trim_start().to_owned())
         .help_template(
             "{about-with-newline}\n{usage-heading} {usage}\n\n{before-help}{all-args}{after-help}\n",
@@ -237,6 +281,27 @@ mod tests {
                 assert!(n_with_next > n_columns, "{n_columns}: {}", pair[0]);
             }
         }
+    }
+
+    #[test]
+    fn a_wide_example_is_broken_as_a_shell_reads_it() {
+        for command in crate::parser().get_subcommands() {
+            let text = command
+                .get_after_help()
+                .map(ToString::to_string)
+                .unwrap_or_default();
+            let broken = broken_examples(&text, 60);
+            assert_eq!(broken.replace(" \\\n      ", " "), text);
+        }
+        let text = help("run", Scope::Whole, 60);
+        assert!(text.contains(" \\\n      "), "{text}");
+        assert_eq!(
+            broken("  tokenmill run demo \"Once upon a time\" --raw -n 48", 40),
+            [
+                "  tokenmill run demo \\",
+                "      \"Once upon a time\" --raw -n 48"
+            ]
+        );
     }
 
     #[test]

@@ -33,7 +33,13 @@ fn of_kind(error: &clap::Error, parser: &clap::Command, args: &[OsString]) -> Op
                 return Some(word_too_many(flag, command_of(parser, args)?));
             }
             let typed = typed_name(flag, args);
-            let command = command_of(parser, args).map_or("", clap::Command::get_name);
+            let command = command_of(parser, args);
+            if command.is_none()
+                && let Some(failure) = without_command(typed, flag, parser, args)
+            {
+                return Some(failure);
+            }
+            let command = command.map_or("", clap::Command::get_name);
             let foreign = foreign_flags::refusal(command, typed);
             Some(foreign.unwrap_or_else(|| unknown_option(typed, flag, parser, args)))
         }
@@ -50,6 +56,7 @@ fn of_kind(error: &clap::Error, parser: &clap::Command, args: &[OsString]) -> Op
             let name = command.get_name();
             missing_option(error, command, parser, args)
                 .or_else(|| swapped::file_without_model(name, args))
+                .or_else(|| swapped::type_without_output(command, args))
                 .or_else(|| missing_argument(error, command))
         }
         ErrorKind::InvalidValue => {
@@ -82,9 +89,17 @@ fn of_kind(error: &clap::Error, parser: &clap::Command, args: &[OsString]) -> Op
                 text_of(ContextKind::InvalidArg)?,
                 text_of(ContextKind::InvalidValue)?,
             );
-            let command = command_of(parser, args).map_or("", clap::Command::get_name);
-            let swapped = swapped::type_before_output(command, value, args);
-            Some(swapped.unwrap_or_else(|| wrong_value(option, value, &reason, args)))
+            let command = command_of(parser, args);
+            if let Some(swapped) =
+                command.and_then(|command| swapped::type_before_output(command, value, args))
+            {
+                return Some(swapped);
+            }
+            let failure = wrong_value(option, value, &reason, args);
+            Some(match in_place_of(option, value) {
+                Some(hint) => failure.hint(hint),
+                None => failure,
+            })
         }
         ErrorKind::TooManyValues => {
             let (name, _) = name_and_value(text_of(ContextKind::InvalidArg)?);
@@ -136,6 +151,9 @@ fn wrong_value(option: &str, value: &str, reason: &str, args: &[OsString]) -> Fa
     let is_option = name.starts_with('-');
     let name = typed_name(name, args);
     let reason = &of_number(reason);
+    if is_option && value.is_empty() {
+        return Failure::usage(format!("`{name}` is empty: {reason}"));
+    }
     Failure::usage(match (is_option, reason.starts_with(&format!("`{value}`"))) {
         (true, true) => format!("`{name}`: {reason}"),
         (true, false) => format!("`{value}` is not a value for `{name}`: {reason}"),
@@ -144,6 +162,19 @@ fn wrong_value(option: &str, value: &str, reason: &str, args: &[OsString]) -> Fa
             "`{value}` is not a value for {}: {reason}",
             name.trim_matches(['<', '>', '[', ']'])
         ),
+    })
+}
+
+/// Returns the replacement for a value that has a meaning in llama.cpp only.
+fn in_place_of(option: &str, value: &str) -> Option<&'static str> {
+    let (name, _) = name_and_value(option);
+    Some(match (name, value) {
+        ("--threads" | "--threads-batch", "-1") => "without the option each processor has a thread",
+        ("--gpu-layers", "-1") => {
+            "`-ngl auto` puts as many layers there as fit, and `-ngl all` puts all there"
+        }
+        ("--n-predict", "-2") => "`-n -1` continues until the model ends or the context is full",
+        _ => return None,
     })
 }
 
@@ -360,7 +391,7 @@ fn missing_of(args: impl IntoIterator<Item = OsString>, parser: &clap::Command) 
 
 /// Returns the answer to a flag that no known program has: it names the commands of this program with the
 /// flag, or similar flags.
-fn unknown_option(typed: &str, flag: &str, parser: &clap::Command, args: &[OsString]) -> Failure {
+pub(crate) fn unknown_option(typed: &str, flag: &str, parser: &clap::Command, args: &[OsString]) -> Failure {
     let Some(command) = command_of(parser, args) else {
         return Failure::usage(format!("`{typed}` is not an option"))
             .hint("`tokenmill --help` lists the commands");
@@ -374,15 +405,83 @@ fn unknown_option(typed: &str, flag: &str, parser: &clap::Command, args: &[OsStr
             .filter_map(|arg| arg.get_long().map(str::to_owned))
             .collect()
     };
-    let others: Vec<String> = (parser.get_subcommands())
-        .filter(|command| longs(command).iter().any(|long| long == wanted))
-        .map(|command| format!("`{}`", command.get_name()))
-        .collect();
     let own = longs(command);
+    // It was typed with one dash.
+    if own.iter().any(|long| long == wanted) {
+        return failure.hint(format!("near it: `--{wanted}`"));
+    }
+    let others = having(parser, flag);
     let near = near_names(wanted, own.iter().map(String::as_str));
     failure.hint(match (&others[..], &near[..]) {
         ([_, ..], _) => format!("an option of {}", others.join(", ")),
         ([], [_, ..]) => format!("near it: `--{}`", near.join("`, `--")),
-        ([], []) => format!("`tokenmill {name} --help` lists its options"),
+        ([], []) => {
+            apart(flag, command).unwrap_or_else(|| format!("`tokenmill {name} --help` lists its options"))
+        }
     })
+}
+
+/// Lists the commands with a flag of this name, of one letter or several.
+fn having(parser: &clap::Command, flag: &str) -> Vec<String> {
+    let wanted = flag.trim_start_matches('-');
+    let is_it = |arg: &clap::Arg| match flag.strip_prefix("--") {
+        None if wanted.chars().count() == 1 => arg.get_short().is_some_and(|short| wanted.starts_with(short)),
+        _ => arg.get_long() == Some(wanted),
+    };
+    let has = |command: &&clap::Command| {
+        command
+            .get_arguments()
+            .any(|arg| !arg.is_hide_set() && is_it(arg))
+    };
+    let commands = parser.get_subcommands().filter(has);
+    commands
+        .map(|command| format!("`{}`", command.get_name()))
+        .collect()
+}
+
+/// Returns the hint for a flag of one letter whose value follows without a space.
+fn apart(flag: &str, command: &clap::Command) -> Option<String> {
+    let mut letters = flag
+        .strip_prefix('-')
+        .filter(|text| !text.starts_with('-'))?
+        .chars();
+    let letter = letters.next()?;
+    let takes_it = |arg: &clap::Arg| arg.get_short() == Some(letter) && arg.get_action().takes_values();
+    let takes_text = command.get_arguments().any(takes_it);
+    (takes_text && !letters.as_str().is_empty())
+        .then(|| format!("a value stands apart: `-{letter} {}`", letters.as_str()))
+}
+
+/// Returns the answer to a line without a command; `None` if no command that takes a model has the flag.
+fn without_command(typed: &str, flag: &str, parser: &clap::Command, args: &[OsString]) -> Option<Failure> {
+    let has = |name: &&str| {
+        let command = parser.find_subcommand(name);
+        command.is_some_and(|command| argv::n_values_of(command, flag).is_some())
+    };
+    let command = ["run", "serve", "chat"].into_iter().find(has)?;
+    let mut model = None;
+    let mut rest = Vec::new();
+    let mut words = args.iter().skip(1).map(|arg| arg.to_string_lossy());
+    while let Some(word) = words.next() {
+        match word.split_once('=') {
+            _ if argv::MODEL_FLAGS.contains(&&*word) => model = words.next().map(|name| quoted(&name)),
+            Some((flag, name)) if argv::MODEL_FLAGS.contains(&flag) => model = Some(quoted(name)),
+            _ => rest.push(quoted(&word)),
+        }
+    }
+    let model = model.unwrap_or_else(|| "MODEL".to_owned());
+    let failure = Failure::usage(format!("`{typed}` follows no command"));
+    Some(failure.hint(format!(
+        "a command comes first: `tokenmill {command} {model} {}`",
+        rest.join(" ")
+    )))
+}
+
+/// Writes a word as a shell reads it.
+fn quoted(word: &str) -> String {
+    let is_plain = |char: char| char.is_alphanumeric() || "-_./:=,+@%".contains(char);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
 }

@@ -10,7 +10,7 @@ use std::{
 use tokenmill::convert::Preset;
 use tokenmill_gguf::{ReadAt as _, RegularFile, looks_like};
 
-use crate::failure::Failure;
+use crate::{argv, failure::Failure};
 
 /// The first bytes of GGUF files.
 const MAGIC: &[u8] = b"GGUF";
@@ -36,7 +36,7 @@ fn is_gguf(path: &Path) -> bool {
 /// A GGUF file.
 pub(crate) fn refuse_model_as_text(path: &Path) -> Result<(), Failure> {
     if is_gguf(path) {
-        let message = format!("{} is a GGUF file, and a text is expected here", path.display());
+        let message = format!("{} is a GGUF file; a text is expected here", path.display());
         return Err(Failure::input(message).hint("give the model as MODEL; a text is a UTF-8 file"));
     }
     Ok(())
@@ -56,7 +56,7 @@ pub(crate) fn refuse_prompt_as_model(path: &Path) -> Result<(), Failure> {
     if looks_like == Some("text") {
         let name = path.display();
         return Err(
-            Failure::input(format!("{name} is a text, and a model is expected here")).hint(format!(
+            Failure::input(format!("{name} is a text file; a model is expected here")).hint(format!(
                 "a file with a prompt comes with `-f`, after the model: `tokenmill run MODEL -f {name}`"
             )),
         );
@@ -87,16 +87,61 @@ fn is_type(word: &OsStr) -> bool {
     word.to_str().is_some_and(|word| word.parse::<Preset>().is_ok())
 }
 
+/// Returns the answer to `quantize` with an input and a type, which llama-quantize takes.
+pub(crate) fn type_without_output(command: &clap::Command, args: &[OsString]) -> Option<Failure> {
+    let words = positionals(command, args);
+    let (input, ty) = match words[..] {
+        [input, ty] if command.get_name() == "quantize" => (Path::new(input), Path::new(ty)),
+        _ => return None,
+    };
+    let ty = ty.file_name().filter(|name| is_type(name))?.to_string_lossy();
+    let output = match input.file_stem() {
+        Some(stem) => format!("{}-{ty}.gguf", stem.to_string_lossy()),
+        None => "OUTPUT".to_owned(),
+    };
+    let failure = Failure::usage("OUTPUT is missing");
+    let input = input.display();
+    Some(failure.hint(format!(
+        "it stands before the type: `tokenmill quantize {input} {output} {ty}`"
+    )))
+}
+
+/// The arguments after the command that are neither options nor values of options.
+fn positionals<'a>(command: &clap::Command, args: &'a [OsString]) -> Vec<&'a OsStr> {
+    let mut found = Vec::new();
+    let mut rest = args.iter().skip(2);
+    while let Some(arg) = rest.next() {
+        let text = arg.to_string_lossy();
+        let name = text.split('=').next().unwrap_or_default();
+        if !name.starts_with('-') {
+            found.push(arg.as_os_str());
+            continue;
+        }
+        let n_values = argv::n_values_of(command, name).unwrap_or(0);
+        if n_values > 0 && name.len() == text.len() {
+            rest.nth(n_values - 1);
+        }
+    }
+    found
+}
+
 /// Returns the answer to `quantize` with `output` in the type's place and a type in the output's.
-pub(crate) fn type_before_output(command: &str, output: &str, args: &[OsString]) -> Option<Failure> {
-    let at = args.iter().position(|arg| arg == output)?;
-    let mut before = args[..at].iter().rev();
-    let ty = before.find(|arg| !arg.to_string_lossy().starts_with('-'))?;
+pub(crate) fn type_before_output(
+    command: &clap::Command,
+    output: &str,
+    args: &[OsString],
+) -> Option<Failure> {
+    let words = positionals(command, args);
+    let at = words.iter().position(|word| *word == output)?;
+    let (ty, before) = words[..at].split_last()?;
     let is_file = output.contains(['.', '/', '\\']);
-    (command == "quantize" && is_file && is_type(ty)).then(|| {
+    (command.get_name() == "quantize" && is_file && is_type(ty)).then(|| {
         let ty = ty.to_string_lossy();
+        let input = before
+            .last()
+            .map_or("INPUT".into(), |input| input.to_string_lossy());
         Failure::usage(format!("`{ty}` is a type, and OUTPUT is expected in its place")).hint(format!(
-            "the type comes last: `tokenmill quantize INPUT {output} {ty}`"
+            "the type comes last: `tokenmill quantize {input} {output} {ty}`"
         ))
     })
 }
@@ -105,12 +150,12 @@ pub(crate) fn type_before_output(command: &str, output: &str, args: &[OsString])
 ///
 /// # Errors
 /// Such a name.
-pub(crate) fn refuse_type_as_output(output: &Path) -> Result<(), Failure> {
+pub(crate) fn refuse_type_as_output(input: &Path, output: &Path) -> Result<(), Failure> {
     if is_type(output.as_os_str()) {
-        let ty = output.display();
+        let (input, ty) = (input.display(), output.display());
         return Err(
             Failure::usage(format!("`{ty}` is a type, and OUTPUT is expected in its place")).hint(format!(
-                "`tokenmill quantize INPUT OUTPUT {ty}` makes it; `./{ty}` is a file of this name"
+                "`tokenmill quantize {input} OUTPUT {ty}` makes it; `./{ty}` is a file of this name"
             )),
         );
     }

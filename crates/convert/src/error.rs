@@ -96,7 +96,7 @@ pub enum ConvertError {
     },
     /// A tensor is already quantized.
     #[error(
-        "tensor `{name}` is quantized already, as {ty}{}; take the original file, or say that quantizing again is allowed",
+        "tensor `{name}` is quantized already, as {ty}{}; take the original file",
         gain(*ty, *to)
     )]
     Requantized {

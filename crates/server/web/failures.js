@@ -8,7 +8,7 @@ const $ = (id) => document.getElementById(id);
 /** The server's words on a model that has no template. */
 const NO_TEMPLATE = /this model has none/;
 /** The server's words on images for a model that sees none. */
-const BLIND = /see no images/;
+const BLIND = /architecture `[^`]*` takes no images/;
 /** The causes of a failure, by the code of the server's error. */
 const CAUSES = {
   context_length_exceeded: ["model", "message", "conversation"],

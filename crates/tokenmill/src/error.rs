@@ -453,7 +453,7 @@ pub enum Error {
     #[error("this model was loaded without an image encoder")]
     NoVision,
     /// An image for a model of an architecture that sees none.
-    #[error("models of the architecture `{arch}` see no images; those of {} do", sighted.join(", "))]
+    #[error("a model of the architecture `{arch}` takes no images; models of {} do", sighted.join(", "))]
     SeesNoImages {
         /// The model's architecture.
         arch: String,

@@ -62,8 +62,20 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         now: args.now.unwrap_or_else(utc_now),
         ..RenderOptions::default()
     };
-    output::print(&ChatTemplate::new(&source)?.render(&context, &options)?)
+    let rendered = ChatTemplate::new(&source)?.render(&context, &options);
+    let lacks_messages = context.get("messages").is_none();
+    output::print(&rendered.map_err(|error| {
+        let failure = Failure::from(error);
+        if lacks_messages && failure.message.contains("messages") {
+            failure.hint(CONTEXT_FORM)
+        } else {
+            failure
+        }
+    })?)
 }
+
+/// The hint for a context without messages.
+const CONTEXT_FORM: &str = "write {\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}";
 
 /// Reads a JSON object that is given as text or as a file.
 fn read_context(argument: &str) -> Result<Value, Failure> {
@@ -80,8 +92,7 @@ fn read_context(argument: &str) -> Result<Value, Failure> {
     let value: Value = serde_json::from_str(&text)
         .map_err(|error| Failure::input(format!("{name} is not JSON: {error}")))?;
     if !value.is_object() {
-        return Err(Failure::input(format!("{name} is not a JSON object"))
-            .hint("write {\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}"));
+        return Err(Failure::input(format!("{name} is not a JSON object")).hint(CONTEXT_FORM));
     }
     Ok(value)
 }

@@ -94,6 +94,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let constraint = args.constraint.constraint()?;
     let wanted = besides::of_generating(&args.vision, &args.speculation, &args.load)?;
     let path = args.load.fetch.resolve_with(&args.model, wanted)?;
+    // Echoed text would tear the progress bar apart.
+    let quiet = Unechoed::begin(Typed::Kept);
     let model = session::open(
         &path,
         &args.load,
@@ -104,6 +106,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         &args.vision,
         &args.asking.template,
     )?;
+    drop(quiet);
     if model.engine().limits().is_encoder {
         return Err(EngineError::PredictsNoTokens.into());
     }
@@ -147,12 +150,17 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     loop {
         let text = match reader.read()? {
             Read::Text(text) => {
-                if let Some(command) = command_without_slash(&text).filter(|_| reader.is_terminal()) {
-                    note!(
-                        "[the command is {command}; \"\"\"{0}\"\"\" sends the word to the model]",
-                        text.trim()
-                    );
-                    continue;
+                match command_without_slash(&text) {
+                    Some(command) if reader.is_terminal() => {
+                        note!(
+                            "[the command is {command}; \"\"\"{0}\"\"\" sends the word to the model]",
+                            text.trim()
+                        );
+                        continue;
+                    }
+                    // A pipe may have the word as a message.
+                    Some(command) => note!("[`{}` goes to the model; the command is {command}]", text.trim()),
+                    None => {}
                 }
                 text
             }

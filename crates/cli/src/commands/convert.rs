@@ -186,6 +186,10 @@ fn folder_of(path: &Path) -> Result<PathBuf, Failure> {
     if let Some(file) = source.open_gguf()? {
         check_is_model(&file)?;
     }
+    if path == Path::new("demo") {
+        let failure = Failure::input("demo is the model built into the program, and no folder");
+        return Err(failure.hint(WHAT_FOLDER_IS));
+    }
     let name = source.path().display();
     Err(Failure::input(format!("{name} is a GGUF file already")).hint(QUANTIZE_DOES))
 }

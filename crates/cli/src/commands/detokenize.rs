@@ -1,6 +1,9 @@
 //! `detokenize`: token ids to text, the way back from `tokenize --ids`.
 
-use std::path::PathBuf;
+use std::{
+    io::{self, IsTerminal as _},
+    path::PathBuf,
+};
 
 use serde_json::json;
 use tokenmill_text::DecodeOptions;
@@ -35,6 +38,10 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let tokenizer = open(&args.fetch.resolve(&args.model)?)?;
     let text = if args.ids.is_empty() {
+        if io::stdin().is_terminal() {
+            let failure = Failure::usage("there are no ids");
+            return Err(failure.hint("write them after the model, or pipe them in"));
+        }
         read_stdin()?
     } else {
         args.ids.join(" ")

@@ -166,7 +166,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             let outcome = outcome.name();
             output::print_sentence(&format!("{what:<10} {outcome:<8} {}", visible(text)))?;
             if let Some(hint) = hint {
-                output::print_sentence(&format!("{:<10} {:<8} {}", "", "to mend", visible(hint)))?;
+                output::print_sentence(&format!("{:<10} {:<8} {}", "", "to fix", visible(hint)))?;
             }
         }
     }

@@ -112,7 +112,7 @@ fn after_help() -> String {
     for preset in Preset::ALL {
         let _ = writeln!(text, "  {:<10} {}", preset.name(), preset.about());
     }
-    text + "\nThe result equals that of llama-quantize byte for byte. Rows that a type's blocks do not divide take a type with smaller \
+    text + "\nThe result equals that of llama-quantize byte for byte. Rows that are not a multiple of a type's block take a type with smaller \
         blocks.\nQuantize the original: a file that is quantized already has lost precision."
 }
 
@@ -193,7 +193,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
                 args.output.display()
             )));
         }
-        refuse_type_as_output(&args.output)?;
+        refuse_type_as_output(&args.input, &args.output)?;
         // The names of several parts are known once the input is open.
         if !args.keep_split {
             args.overwrite.check(&args.output)?;
@@ -320,7 +320,7 @@ pub(super) fn tell_about(summary: &QuantizeSummary) {
     }
     if let [(name, choice), ..] = &summary.fallbacks[..] {
         note!(
-            "{} of {} tensors have rows that the blocks of their type do not divide, and took another type: `{}` is {} instead of {}",
+            "{} of {} tensors have rows that are not a multiple of the block of their type, and took another type: `{}` is {} instead of {}",
             summary.fallbacks.len(),
             summary.n_tensors,
             visible(name),

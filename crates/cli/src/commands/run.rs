@@ -26,7 +26,7 @@ use crate::{
     echo::{Typed, Unechoed},
     failure::Failure,
     help::ADVANCED,
-    input::{read_stdin, read_text},
+    input::{has_unread_stdin, read_stdin, read_text},
     interrupt::Interrupt,
     kept_session::{SessionArgs, Unusable},
     load::LoadArgs,
@@ -61,8 +61,8 @@ pub(crate) struct Args {
     /// The prompt; read from standard input if neither PROMPT nor --file is given
     #[arg(conflicts_with = "file")]
     prompt: Option<String>,
-    /// The prompt, as llama.cpp's command lines have it
-    #[arg(id = "prompt-option", short, long = "prompt", value_name = "TEXT", hide = true, conflicts_with_all = ["prompt", "file"])]
+    /// The prompt, in place of PROMPT, as llama.cpp's command lines have it
+    #[arg(id = "prompt-option", short, long = "prompt", value_name = "TEXT", conflicts_with_all = ["prompt", "file"])]
     prompt_option: Option<String>,
     /// Read the prompt from a file
     #[arg(long, short, value_name = "FILE")]
@@ -226,6 +226,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         };
         Prompt::of_text(tokenizer.encode(&prompt, options))
     };
+    if (args.prompt.is_some() || args.prompt_option.is_some() || args.file.is_some()) && has_unread_stdin() {
+        note!(
+            "standard input is not read, since there is a prompt (hint: leave the prompt out, or write `\"Summarize: $(cat FILE)\"`)"
+        );
+    }
     let _quiet = Unechoed::begin(Typed::Dropped);
     let begun = Instant::now();
     let asked = model.see(asked, 0)?;

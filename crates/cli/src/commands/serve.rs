@@ -9,7 +9,7 @@ use std::{
     fmt::Display,
     fs,
     io::{self, IsTerminal},
-    net::{SocketAddr, ToSocketAddrs as _},
+    net::{IpAddr, SocketAddr, ToSocketAddrs as _},
     path::{Path, PathBuf},
     process,
     sync::Arc,
@@ -39,6 +39,7 @@ use crate::{
     numbers::{ByteSize, duration},
 };
 
+mod allowed_pages;
 mod budget;
 mod found_model;
 mod model_flags;
@@ -53,6 +54,7 @@ mod terminal_log;
 
 pub(crate) use self::seats::{Seats, load_app};
 use self::{
+    allowed_pages::{host_name, origin},
     model_flags::GivenFlags,
     models::SeveralArgs,
     request_defaults::{DefaultArgs, note_idle},
@@ -108,12 +110,13 @@ pub(crate) struct Args {
         long,
         visible_alias = "cors-origins",
         value_delimiter = ',',
-        value_name = "ORIGIN"
+        value_name = "ORIGIN",
+        value_parser = origin
     )]
     cors_origin: Vec<String>,
     /// Accept requests to this host name, or to any with `*`; may be repeated. On addresses that only this machine
     /// reaches, the server refuses other names, except localhost and numeric addresses
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = host_name)]
     allow_host: Vec<String>,
     /// Certificate chain in PEM, to serve HTTPS
     #[arg(long, value_name = "FILE", requires = "tls_key")]
@@ -128,7 +131,7 @@ pub(crate) struct Args {
     #[arg(long, help_heading = ADVANCED)]
     no_slots: bool,
     /// Model name for clients; may be repeated, responses carry the first [default: the file's name] [short: -a]
-    #[arg(long, alias = "alias", value_delimiter = ',', value_name = "NAME")]
+    #[arg(long, alias = "alias", value_delimiter = ',', value_name = "NAME", value_parser = model_name)]
     served_model_name: Vec<String>,
     /// Tags of the model, separated by commas, that lists of models show; they select nothing
     #[arg(long, help_heading = ADVANCED, value_delimiter = ',', value_name = "TAGS")]
@@ -223,10 +226,14 @@ enum LogFormat {
 /// A name that is not known.
 fn resolve(host: &str, port: u16) -> Result<SocketAddr, Failure> {
     let refused = |reason: &dyn Display| {
-        Failure::usage(format!(
-            "`--host {host}` is not an address to listen on: {reason}"
-        ))
-        .hint("127.0.0.1 is for this machine only, 0.0.0.0 for all machines that reach it")
+        let message = format!("`--host {host}` is not an address to listen on: {reason}");
+        Failure::usage(message)
+    };
+    if let Some(apart) = host_apart(host) {
+        return Err(refused(&"it takes a host alone").hint(apart));
+    }
+    let refused = |reason: &dyn Display| {
+        refused(reason).hint("127.0.0.1 is for this machine only, 0.0.0.0 for all machines that reach it")
     };
     let mut found = Vec::new();
     // Brackets are how an address of IPv6 stands in a URL.
@@ -235,6 +242,34 @@ fn resolve(host: &str, port: u16) -> Result<SocketAddr, Failure> {
     found.extend(addresses.map_err(|error| refused(&error))?);
     let first = found.iter().find(|address| address.is_ipv4()).or(found.first());
     first.copied().ok_or_else(|| refused(&"the name has none"))
+}
+
+/// Returns the options for a URL or a host with a port; `None` for a host alone.
+fn host_apart(host: &str) -> Option<String> {
+    let rest = host.split_once("://").map_or(host, |(_, rest)| rest);
+    let authority = rest.split('/').next().unwrap_or_default();
+    let (name, port) = match authority.rsplit_once(':') {
+        Some((name, port)) if authority.parse::<IpAddr>().is_err() && port.parse::<u16>().is_ok() => {
+            (name, Some(port))
+        }
+        _ => (authority, None),
+    };
+    if name == host {
+        return None;
+    }
+    let port = port.map_or_else(String::new, |port| format!(" --port {port}"));
+    Some(format!("`--host {name}{port}`"))
+}
+
+/// Reads a name for a served model.
+///
+/// # Errors
+/// An empty name, most often the value of an unset variable.
+fn model_name(text: &str) -> Result<String, String> {
+    if text.trim().is_empty() {
+        return Err("clients could not ask for it; give a name, or leave the option out".to_owned());
+    }
+    Ok(text.to_owned())
 }
 
 /// A configuration, or the word that nothing is published.

@@ -2,6 +2,7 @@
 
 use std::{
     fmt::Write,
+    io::{self, IsTerminal as _},
     path::{Path, PathBuf},
 };
 
@@ -55,6 +56,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let text = match (&args.text, &args.file) {
         (Some(text), _) => text.clone(),
         (None, Some(path)) => read_text(path)?,
+        (None, None) if io::stdin().is_terminal() => {
+            return Err(Failure::usage("there is no text")
+                .hint("write it after the model, pipe it in, or name a file with `--file`"));
+        }
         (None, None) => read_stdin()?,
     };
     let options = EncodeOptions {

@@ -318,6 +318,8 @@ fn templates_and_contexts_that_fail() {
         })
         .collect();
     insta::assert_snapshot!("bad_templates", lines.join("\n"));
+    let line = tokenmill(["apply-template", "demo", "--context", "{}"]).failed(3);
+    assert!(line.contains("(hint: write {\"messages\": ["), "{line}");
 }
 
 #[test]
@@ -345,7 +347,7 @@ fn output_that_cannot_be_written() {
     assert_eq!(save.code, 4);
     insta::assert_snapshot!(save.stderr.trim_end(), @r"
     error: cannot write to /no/such/folder/talk.json: No such file or directory
-    error: one command was left out
+    error: one command failed and was skipped
     ");
 }
 

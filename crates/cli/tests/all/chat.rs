@@ -56,14 +56,35 @@ fn a_command_that_fails_is_left_out_and_the_rest_goes_on() {
         assert_eq!(outcome.stdout.trim_end(), "3 + 4 = 7.", "{input}");
         assert!(outcome.stderr.trim_end().ends_with(end), "{}", outcome.stderr);
     };
-    check("/foo\nWhat is 3 + 4?\n", 2, "one command was left out");
+    check("/foo\nWhat is 3 + 4?\n", 2, "one command failed and was skipped");
     check(
         "/load none.json\n/foo\nWhat is 3 + 4?\n",
         3,
-        "2 commands were left out",
+        "2 commands failed and were skipped",
     );
-    check("/undo\nWhat is 3 + 4?\n/bye\n", 2, "one command was left out");
-    check("/regen\n/tool 5\nWhat is 3 + 4?\n", 2, "2 commands were left out");
+    check(
+        "/undo\nWhat is 3 + 4?\n/bye\n",
+        2,
+        "one command failed and was skipped",
+    );
+    check(
+        "/regen\n/tool 5\nWhat is 3 + 4?\n",
+        2,
+        "2 commands failed and were skipped",
+    );
+}
+
+#[test]
+fn a_command_without_its_slash_goes_to_the_model_with_a_note() {
+    let outcome = chat(&[], "exit\n");
+    assert_eq!(outcome.code, 0, "{}", outcome.stderr);
+    assert!(
+        outcome
+            .stderr
+            .contains("[`exit` goes to the model; the command is /bye]"),
+        "{}",
+        outcome.stderr
+    );
 }
 
 /// A template of a model that thinks before each answer.

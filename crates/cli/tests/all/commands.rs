@@ -574,7 +574,7 @@ fn doctor_says_what_to_do_about_a_problem() {
         "{text}"
     );
     assert!(
-        text.contains("           to mend  let HF_HOME name a folder that you can write to"),
+        text.contains("           to fix   let HF_HOME name a folder that you can write to"),
         "{text}"
     );
     let json: Value = serde_json::from_str(&run(&["--json"])).unwrap();

@@ -56,7 +56,7 @@ fn doctor_names_the_mirror_and_does_not_ask_it() {
     let variables = [("HF_ENDPOINT", "mirror.example")];
     let wrong = examine(&variables, &[]);
     assert!(
-        wrong.contains("endpoint   problem  ") && wrong.contains("to mend  let HF_ENDPOINT be an address"),
+        wrong.contains("endpoint   problem  ") && wrong.contains("to fix   let HF_ENDPOINT be an address"),
         "{wrong}"
     );
     let report: Value = serde_json::from_str(&examine(&variables, &["--json"])).unwrap();

@@ -319,7 +319,7 @@ fn what_cannot_be_seen_is_one_line() {
     );
     let blind = tokenmill(["run", "demo", "Hi", "--device", "cpu", "--image", arg(&picture)]).failed(3);
     assert!(
-        blind.contains("models of the architecture `llama` see no images") && !blind.contains("--mmproj"),
+        blind.contains("a model of the architecture `llama` takes no images") && !blind.contains("--mmproj"),
         "{blind}"
     );
     let chat = tokenmill_with(

@@ -465,6 +465,127 @@ fn a_score_needs_a_context_and_a_text() {
 }
 
 #[test]
+fn a_line_without_a_command_is_told_the_command() {
+    for (line, expected) in [
+        (
+            "-m S.gguf -p hi",
+            "error: `-p` follows no command (hint: a command comes first: `tokenmill run S.gguf -p hi`)",
+        ),
+        (
+            "--port 80 --model=S.gguf",
+            "error: `--port` follows no command (hint: a command comes first: `tokenmill serve S.gguf --port 80`)",
+        ),
+        (
+            "chat demo -p hi",
+            "error: `-p` is not an option of `chat` (hint: an option of `run`, `bench`)",
+        ),
+        (
+            "serve demo --prompt hi",
+            "error: `--prompt` is not an option of `serve` (hint: an option of `run`)",
+        ),
+    ] {
+        assert_eq!(refused(line, 2), expected);
+    }
+}
+
+#[test]
+fn numbers_of_llama_cpp_are_told_what_stands_for_them() {
+    for (line, expected) in [
+        (
+            "run demo x -t -1",
+            "(hint: without the option each processor has a thread)",
+        ),
+        (
+            "run demo x -ngl -1",
+            "(hint: `-ngl auto` puts as many layers there as fit, and `-ngl all` puts all there)",
+        ),
+        (
+            "run demo x -n -2",
+            "(hint: `-n -1` continues until the model ends or the context is full)",
+        ),
+    ] {
+        let line = refused(line, 2);
+        assert!(line.ends_with(expected), "{line}");
+    }
+}
+
+#[test]
+fn a_server_is_told_pages_hosts_and_names_that_can_match() {
+    for (line, expected) in [
+        (
+            "--cors-origin bar",
+            "`bar` is not a value for `--cors-origin`: an origin begins with a scheme, as in `https://bar`",
+        ),
+        (
+            "--cors-origin https://a.example/,https://b.example/page",
+            "`https://b.example/page` is not a value for `--cors-origin`: an origin has no path: `https://b.example`",
+        ),
+        (
+            "--allow-host http://foo.example/",
+            "`http://foo.example/` is not a value for `--allow-host`: a host name has no scheme, port or path: `--allow-host foo.example`",
+        ),
+        (
+            "--served-model-name=",
+            "`--served-model-name` is empty: clients could not ask for it; give a name, or leave the option out",
+        ),
+        (
+            "--host 127.0.0.1:18115",
+            "`--host 127.0.0.1:18115` is not an address to listen on: it takes a host alone (hint: `--host 127.0.0.1 --port 18115`)",
+        ),
+        (
+            "--host http://127.0.0.1",
+            "`--host http://127.0.0.1` is not an address to listen on: it takes a host alone (hint: `--host 127.0.0.1`)",
+        ),
+    ] {
+        // Its port is taken, so that a server that starts all the same ends at once.
+        let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = taken.local_addr().unwrap().port();
+        let line = refused(&format!("serve demo --port {port} {line}"), 2);
+        assert_eq!(line, format!("error: {expected}"));
+    }
+}
+
+#[test]
+#[cfg(unix)]
+fn a_file_in_the_place_of_a_socket_stays() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let line = tokenmill(["serve", "demo", "--unix-socket", arg(file.path())]).error_line(1);
+    assert!(
+        line.ends_with("(hint: a file that is no socket is there; remove it, or give another path)"),
+        "{line}"
+    );
+    assert!(file.path().is_file());
+}
+
+#[test]
+fn an_empty_shape_is_refused_as_empty() {
+    for option in ["--json-schema", "--grammar"] {
+        let line = tokenmill(["run", "demo", "x", &format!("{option}= ")]).failed(2);
+        assert_eq!(
+            line,
+            format!("error: `{option}` is empty (hint: name a file, or leave it out)")
+        );
+    }
+}
+
+#[test]
+fn text_on_standard_input_next_to_a_prompt_is_not_dropped_without_a_word() {
+    let note = "standard input is not read, since there is a prompt";
+    let outcome = tokenmill_with(&["run", "demo", "Summarize:", "-n", "1"], "a text");
+    assert!(
+        outcome.code == 0 && outcome.stderr.contains(note),
+        "{}",
+        outcome.stderr
+    );
+    let outcome = tokenmill_with(&["run", "demo", "Summarize:", "-n", "1"], "");
+    assert!(
+        outcome.code == 0 && !outcome.stderr.contains(note),
+        "{}",
+        outcome.stderr
+    );
+}
+
+#[test]
 fn a_server_has_an_address_and_a_certificate_that_can_be_read() {
     let line = refused("serve demo --host no.such.name.invalid", 2);
     assert!(

@@ -199,14 +199,26 @@ fn a_type_in_the_outputs_place_is_told_from_a_file() {
     let line = tokenmill(["quantize", arg(&input), "q4_k_m", "out.gguf"]).failed(2);
     assert_eq!(
         line,
-        "error: `q4_k_m` is a type, and OUTPUT is expected in its place (hint: the type comes last: `tokenmill quantize INPUT out.gguf \
-         q4_k_m`)"
+        format!(
+            "error: `q4_k_m` is a type, and OUTPUT is expected in its place (hint: the type comes last: `tokenmill quantize {} out.gguf \
+             q4_k_m`)",
+            arg(&input)
+        )
     );
     let line = tokenmill(["quantize", arg(&input), "Q4_K_M", "q8_0"]).failed(2);
     assert!(
-        line.starts_with("error: `Q4_K_M` is a type, and OUTPUT is expected in its place"),
+        line.starts_with("error: `Q4_K_M` is a type, and OUTPUT is expected in its place")
+            && line.contains(&format!("`tokenmill quantize {} OUTPUT Q4_K_M`", arg(&input))),
         "{line}"
     );
+    // llama-quantize names the output itself.
+    for ty in ["q4_0", "made/q4_0"] {
+        let line = tokenmill(["quantize", "-t", "2", "S.gguf", ty]).failed(2);
+        assert_eq!(
+            line,
+            "error: OUTPUT is missing (hint: it stands before the type: `tokenmill quantize S.gguf S-q4_0.gguf q4_0`)"
+        );
+    }
     assert_eq!(names(folder.path()), ["model.gguf"]);
 }
 

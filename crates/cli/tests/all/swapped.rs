@@ -15,7 +15,7 @@ fn a_prompt_for_a_model_and_a_model_for_a_prompt_are_told() {
         (
             &["run", "--raw", prompt][..],
             3,
-            format!("{prompt} is a text, and a model is expected here"),
+            format!("{prompt} is a text file; a model is expected here"),
             format!("`tokenmill run MODEL -f {prompt}`"),
         ),
         (
@@ -33,13 +33,13 @@ fn a_prompt_for_a_model_and_a_model_for_a_prompt_are_told() {
         (
             &["run", "--raw", "demo", "-f", model],
             3,
-            format!("{model} is a GGUF file, and a text is expected here"),
+            format!("{model} is a GGUF file; a text is expected here"),
             "give the model as MODEL".to_owned(),
         ),
         (
             &["perplexity", "demo", model],
             3,
-            format!("{model} is a GGUF file, and a text is expected here"),
+            format!("{model} is a GGUF file; a text is expected here"),
             "give the model as MODEL".to_owned(),
         ),
     ] {

@@ -12,12 +12,14 @@ use tokenmill_text::template::CivilTime;
 
 use super::{
     ENDPOINTS,
+    endpoint::Endpoint,
     ollama::models::{capabilities_of, capabilities_of_unloaded},
 };
 use crate::{
     ApiError, App, Dialect, Models,
     app::error_response,
     errors::api_error::shortened,
+    model_names::near_names,
     models::{Doing, Listed, Role},
     requests::paths::AskedPath,
     telemetry::request_id::RequestId,
@@ -214,8 +216,20 @@ pub(crate) async fn not_found(request_id: Extension<RequestId>, method: Method, 
     let error = ApiError::NotFound {
         method: method.to_string(),
         path: shortened(uri.path()).into_owned(),
+        near: near_paths(uri.path()).join(", "),
     };
     error_response(&error, Dialect::of_path(uri.path()), &request_id)
+}
+
+/// Paths whose letters are like those of `path`.
+fn near_paths(path: &str) -> Vec<String> {
+    // The slash that all paths have does not count as likeness, and a placeholder is no name.
+    let paths = ENDPOINTS.iter().flat_map(Endpoint::paths);
+    let names = paths
+        .filter(|path| !path.contains('{') && path.len() > 1)
+        .map(|path| path.trim_start_matches('/'));
+    let near = near_names(path.trim_start_matches('/'), names);
+    near.into_iter().map(|name| format!("/{name}")).collect()
 }
 
 /// Answers requests with a wrong method.
@@ -259,6 +273,22 @@ fn has_form(route: &str, path: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_unknown_path_is_told_what_is_near_it() {
+        for (path, expected) in [
+            ("/v1/message", "/v1/messages"),
+            ("/v1/chat/completion", "/v1/chat/completions"),
+            ("/v1/embedding", "/v1/embeddings"),
+            ("/api/tag", "/api/tags"),
+        ] {
+            let near = near_paths(path);
+            assert_eq!(near.first().map(String::as_str), Some(expected), "{near:?}");
+        }
+        for path in ["/", "/favicon.ico", "/v1/zzzzzzzz"] {
+            assert_eq!(near_paths(path), [""; 0], "{path}");
+        }
+    }
 
     #[test]
     fn a_path_knows_its_methods() {

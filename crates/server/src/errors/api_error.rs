@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::{
     errors::{dialect::Dialect, field_path::names_of},
-    model_names::near_it,
+    model_names::{near_it, near_names},
 };
 
 /// Longest text of a client that stands in a log line or an error, bytes.
@@ -67,10 +67,12 @@ pub enum ApiError {
         reason: String,
     },
     /// The field exists in no API that this endpoint speaks.
-    #[error("unknown field `{param}`; it would have been ignored, so it is refused")]
+    #[error("unknown field `{param}`{}", near_it(near))]
     UnknownField {
         /// Name of the field.
         param: String,
+        /// Fields that are near, separated by commas.
+        near: String,
     },
     /// The field is part of the official API, but this server does not implement it.
     #[error("`{param}` is not supported: {reason}")]
@@ -189,12 +191,14 @@ pub enum ApiError {
         host: String,
     },
     /// No such path.
-    #[error("no such endpoint: {method} {path}")]
+    #[error("no such endpoint: {method} {path}{}", near_it(near))]
     NotFound {
         /// The requested method.
         method: String,
         /// The requested path.
         path: String,
+        /// Paths that are near, separated by commas.
+        near: String,
     },
     /// The answer is not stored.
     #[error("the answer {}is not stored, or not any more", id.as_ref().map_or_else(String::new, |id| format!("`{id}` ")))]
@@ -209,7 +213,7 @@ pub enum ApiError {
         encoding: String,
     },
     /// The path exists, the method does not.
-    #[error("{path} does not answer {method}{}", if answered.is_empty() { String::new() } else { format!(", but {answered}") })]
+    #[error("{path} takes {}", if answered.is_empty() { format!("no {method}") } else { format!("{answered}, not {method}") })]
     MethodNotAllowed {
         /// The requested method.
         method: String,
@@ -307,10 +311,28 @@ impl ApiError {
         }
     }
 
+    /// Makes an [`ApiError::UnknownField`] of a field `name` at the path `param`, which stands among `known` fields.
+    pub(crate) fn unknown_field<'a>(
+        param: impl Into<String>,
+        name: &str,
+        known: impl Iterator<Item = &'a str>,
+    ) -> Self {
+        // A name of one or two letters stands in most words.
+        let known = known.filter(|known| known.len() > 2);
+        let near: Vec<String> = near_names(name, known)
+            .into_iter()
+            .map(|name| format!("`{name}`"))
+            .collect();
+        Self::UnknownField {
+            param: param.into(),
+            near: near.join(", "),
+        }
+    }
+
     /// Moves the error's field into `outer`.
     pub(crate) fn within(mut self, outer: &str) -> Self {
         if let Self::InvalidField { param, .. }
-        | Self::UnknownField { param }
+        | Self::UnknownField { param, .. }
         | Self::UnsupportedField { param, .. } = &mut self
         {
             *param = format!("{outer}.{param}");
@@ -408,7 +430,7 @@ impl ApiError {
     pub fn param(&self) -> Option<&str> {
         match self {
             Self::InvalidField { param, .. }
-            | Self::UnknownField { param }
+            | Self::UnknownField { param, .. }
             | Self::UnsupportedField { param, .. } => Some(param),
             Self::UnknownModel { .. }
             | Self::NoSuchModel { .. }

@@ -20,7 +20,7 @@ impl ApiError {
             DecideError::NoNumbers { .. } => Self::Internal { reason },
             DecideError::OpenReasoning | DecideError::AnswerHead => Self::invalid("model", reason),
             DecideError::Json { path, reason } => Self::invalid(path, reason),
-            DecideError::UnknownField { path } => Self::UnknownField { param: path },
+            DecideError::UnknownField { path } => Self::unknown_field(path, "", [].into_iter()),
             DecideError::ImageCount { .. } => Self::invalid("images", reason),
             DecideError::Permutations { .. } => Self::invalid("permutations", reason),
             DecideError::Temperature { .. } => Self::invalid("temperature", reason),

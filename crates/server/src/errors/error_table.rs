@@ -17,7 +17,7 @@ pub(crate) const DOCUMENTED: &[(u16, &str, &str)] = &[
     (
         400,
         "unknown_parameter",
-        "a field that no API of the endpoint has; it would have been ignored",
+        "a field that no API of the endpoint has",
     ),
     (
         400,
@@ -57,7 +57,7 @@ pub(crate) const DOCUMENTED: &[(u16, &str, &str)] = &[
         "a change of an adapter that is not loaded",
     ),
     (404, "not_found", "no such path, or no such stored answer"),
-    (405, "method_not_allowed", "the path does not answer this method"),
+    (405, "method_not_allowed", "the path does not take this method"),
     (408, "request_timeout", "the body did not arrive in time"),
     (
         408,

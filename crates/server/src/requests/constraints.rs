@@ -139,9 +139,11 @@ fn object<'v>(path: &str, value: &'v Value) -> Result<&'v Map<String, Value>, Ap
 fn only_known(path: &str, fields: &Map<String, Value>, known: &[&str]) -> Result<(), ApiError> {
     let is_unknown = |(name, value): &(&String, &Value)| !known.contains(&name.as_str()) && !value.is_null();
     match fields.iter().find(is_unknown) {
-        Some((name, _)) => Err(ApiError::UnknownField {
-            param: format!("{path}.{name}"),
-        }),
+        Some((name, _)) => Err(ApiError::unknown_field(
+            format!("{path}.{name}"),
+            name,
+            known.iter().copied(),
+        )),
         None => Ok(()),
     }
 }
@@ -339,6 +341,9 @@ const UNREAD_OUTPUT_FIELDS: [(&str, &str); 5] = [
     ("structural_tag", "use `tools`"),
 ];
 
+/// Fields of `structured_outputs` that are read.
+const OUTPUT_FIELDS: [&str; 5] = ["json", "json_object", "regex", "choice", "grammar"];
+
 fn structured_outputs(path: &str, value: &Value) -> Result<Found, ApiError> {
     let fields = object(path, value)?;
     let mut found = None;
@@ -350,8 +355,8 @@ fn structured_outputs(path: &str, value: &Value) -> Result<Found, ApiError> {
             }
             return Err(ApiError::UnsupportedField { param: at, reason });
         }
-        if !["json", "json_object", "regex", "choice", "grammar"].contains(&name.as_str()) {
-            return Err(ApiError::UnknownField { param: at });
+        if !OUTPUT_FIELDS.contains(&name.as_str()) {
+            return Err(ApiError::unknown_field(at, name, OUTPUT_FIELDS.into_iter()));
         }
         let next = match name.as_str() {
             _ if value.is_null() => None,

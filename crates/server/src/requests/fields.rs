@@ -224,7 +224,10 @@ fn check(object: &Map<String, Value>, fields: &[Field]) -> Result<(), ApiError> 
             if value.is_null() {
                 continue;
             }
-            return Err(ApiError::UnknownField { param: name.clone() });
+            let taken = fields
+                .iter()
+                .filter(|field| !matches!(field.support, Support::Refused(_)));
+            return Err(ApiError::unknown_field(name, name, taken.map(|field| field.name)));
         };
         if let Some(reason) = field.support.refusal(value) {
             return Err(ApiError::UnsupportedField {
@@ -270,9 +273,11 @@ pub(crate) fn refuse_others(
     let asks =
         |(name, value): &(&String, &Value)| !labels.contains(&name.as_str()) && !asks_for_nothing(value);
     match others.iter().find(asks) {
-        Some((name, _)) => Err(ApiError::UnknownField {
-            param: format!("{path}.{name}"),
-        }),
+        Some((name, _)) => Err(ApiError::unknown_field(
+            format!("{path}.{name}"),
+            name,
+            labels.iter().copied(),
+        )),
         None => Ok(()),
     }
 }
@@ -365,6 +370,23 @@ mod tests {
             r#"{"model":"m","tools":[{}]}"#,
             Err(("unsupported_parameter", Some("tools"))),
         );
+    }
+
+    #[test]
+    fn an_unknown_field_is_told_what_is_near_it() {
+        for (body, expected) in [
+            (
+                r#"{"model":"m","modl":1}"#,
+                "unknown field `modl`; near it: `model`",
+            ),
+            (r#"{"model":"m","usr":1}"#, "unknown field `usr`; near it: `user`"),
+            // A field that is refused as well would not help.
+            (r#"{"model":"m","tool":1}"#, "unknown field `tool`"),
+            (r#"{"model":"m","zzzzz":1}"#, "unknown field `zzzzz`"),
+        ] {
+            let error = Body::parse(body.as_bytes(), FIELDS).unwrap_err();
+            assert_eq!(error.to_string(), expected);
+        }
     }
 
     #[test]

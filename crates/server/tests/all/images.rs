@@ -217,7 +217,7 @@ async fn a_model_without_an_encoder_names_the_flag_where_it_would_help() {
     assert!(
         reply
             .text()
-            .contains("models of the architecture `llama` see no images"),
+            .contains("a model of the architecture `llama` takes no images"),
         "{}",
         reply.text()
     );

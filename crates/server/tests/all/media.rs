@@ -235,7 +235,7 @@ async fn what_cannot_be_seen_is_refused_before_a_file_is_read() {
         assert_eq!(refused.status, 400, "{}", refused.text());
         let said = message(&refused);
         assert!(
-            said.contains("see no images") || said.contains("without an encoder"),
+            said.contains("takes no images") || said.contains("without an encoder"),
             "{path}: {said}"
         );
     }

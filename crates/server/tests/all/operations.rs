@@ -523,9 +523,7 @@ async fn a_refusal_names_the_path_as_it_was_called() {
         let wrong = server.get(path).await;
         assert_eq!(wrong.status, 405, "{}", wrong.text());
         assert!(
-            wrong
-                .text()
-                .contains(&format!("\"{path} does not answer GET, but POST\"")),
+            wrong.text().contains(&format!("\"{path} takes POST, not GET\"")),
             "{}",
             wrong.text()
         );

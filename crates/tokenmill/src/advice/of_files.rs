@@ -54,6 +54,7 @@ pub(super) fn hint_of_gguf(error: &GgufError) -> Option<Hint> {
         // The message about a known format has its own hint.
         GgufError::NotGguf { looks_like, .. } if !looks_like.contains(';') => Some(Hint::new(MODEL_FORMS)),
         GgufError::InFile { reason, .. } => hint_of_gguf(reason),
+        GgufError::CountTooLarge { .. } => Some(Hint::new("it may be truncated; fetch it again")),
         _ => None,
     }
 }
@@ -78,7 +79,7 @@ pub(super) fn hint(error: &ConvertError) -> Option<Hint> {
         ConvertError::Io { what: "read", .. } => return None,
         ConvertError::Io { source, .. } => return hint_of_write(source),
         ConvertError::NoRoom { .. } => MAKE_ROOM,
-        ConvertError::Requantized { .. } => "{allow-requantize} allows it",
+        ConvertError::Requantized { .. } => "{allow-requantize} quantizes it all the same",
         ConvertError::ImportanceLacks { .. }
         | ConvertError::ImportanceKinds { .. }
         | ConvertError::ImportanceLayers { .. } => {

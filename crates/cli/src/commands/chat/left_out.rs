@@ -24,8 +24,8 @@ impl LeftOut {
             return Ok(());
         };
         failure.message = match self.n {
-            1 => "one command was left out".to_owned(),
-            n => format!("{n} commands were left out"),
+            1 => "one command failed and was skipped".to_owned(),
+            n => format!("{n} commands failed and were skipped"),
         };
         // It was printed when the command failed.
         failure.hint = None;

@@ -125,7 +125,7 @@ pub(super) fn several(
         && !has_gpu()
     {
         tracing::warn!(
-            "the memory budget is {}, and {limit}: loads may fail, since models are not unloaded in time",
+            "the memory budget is {}, and {limit}: memory may run out before a model is unloaded",
             size_of(n_bytes)
         );
     }

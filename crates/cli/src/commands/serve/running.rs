@@ -3,6 +3,8 @@
 //! Invariant: the first SIGTERM or Ctrl-C lets running answers finish within the drain time; the second ends
 //! the program at once.
 
+#[cfg(unix)]
+use std::{fs, os::unix::fs::FileTypeExt as _, path::Path};
 use std::{
     io, process,
     sync::{
@@ -45,12 +47,24 @@ pub(super) async fn listen(config: &ServerConfig) -> Result<Listening, Failure> 
                     "this machine does not have the address: `--host 127.0.0.1` is for this machine only, and \
                      `--host 0.0.0.0` for all machines that reach it",
                 ),
+                #[cfg(unix)]
+                (io::ErrorKind::AddrInUse, Listen::Unix(path)) => failure.hint(if is_socket(path) {
+                    "another server listens there; give another path"
+                } else {
+                    "a file that is no socket is there; remove it, or give another path"
+                }),
                 _ => failure,
             }
         }
         _ => Failure::work(error.to_string()),
     };
     Listening::bind(config).await.map_err(refused)
+}
+
+/// Whether a path is that of a socket.
+#[cfg(unix)]
+fn is_socket(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket())
 }
 
 /// Serves until a signal, or until the engine is lost.

@@ -90,6 +90,10 @@ pub const FIELDS: &[Field] = &[
         "tool_choice",
         "`auto`, `none`, `required`, a function by its name, or `allowed_tools`; calls obey their schemas",
     ),
+    refused(
+        "prompt",
+        "the conversation is in `messages`; `/v1/completions` continues a `prompt`",
+    ),
     refused("functions", OLD_CALLS),
     refused("function_call", OLD_CALLS),
     yes(

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 
 use super::{Stop, StreamOptions, TokenLimit};
-use crate::requests::fields::{Field, label, only, yes};
+use crate::requests::fields::{Field, label, only, refused, yes};
 
 /// The endpoint's own fields; those of sampling come from `sampling_fields`.
 pub const FIELDS: &[Field] = &[
@@ -54,6 +54,10 @@ pub const FIELDS: &[Field] = &[
     yes(
         "suffix",
         "the text after the answer, for models whose vocabulary has tokens for filling in the middle",
+    ),
+    refused(
+        "messages",
+        "this endpoint continues a `prompt`; `/v1/chat/completions` answers messages",
     ),
 ];
 

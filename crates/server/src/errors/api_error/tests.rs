@@ -30,7 +30,10 @@ fn every_error_is_documented_with_its_status() {
     let all = [
         ApiError::MalformedJson { reason: text() },
         ApiError::invalid("a", "b"),
-        ApiError::UnknownField { param: text() },
+        ApiError::UnknownField {
+            param: text(),
+            near: text(),
+        },
         ApiError::UnsupportedField {
             param: text(),
             reason: "y",
@@ -72,6 +75,7 @@ fn every_error_is_documented_with_its_status() {
         ApiError::NotFound {
             method: text(),
             path: text(),
+            near: text(),
         },
         ApiError::NotStored { id: Some(text()) },
         ApiError::MethodNotAllowed {
@@ -115,6 +119,7 @@ fn every_error_is_documented_with_its_status() {
 fn a_clients_text_is_shown_in_part() {
     let error = ApiError::UnknownField {
         param: "é".repeat(30_000),
+        near: String::new(),
     };
     let body = error.body(Dialect::OpenAi, "r1");
     let length = |field: &str| body["error"][field].as_str().expect("text").len();
