@@ -1,14 +1,17 @@
 //! [`Decisions`]: the answers to typed questions about one state, as probabilities of their options.
 //!
 //! A decision is a prefill without a decode: it reads the logits after the last token of a prompt, at the tokens of the labels.
-//! So any chat model answers. The prompts of all questions begin with the state; that part is computed first, and the questions then follow it in
-//! one batch from the prefix cache. Invariant: an answer is the same to the bit whether its question is asked alone, with others,
-//! or again.
+//! So any chat model answers, and models that were trained for it answer in the way that their files state. The prompts of all questions
+//! begin with the state; that part is computed first, and the questions then follow it in one batch from the prefix cache. Invariant: an
+//! answer is the same to the bit whether its question is asked alone, with others, or again.
 
 mod decision;
+mod family;
 mod label_tokens;
 mod question;
+mod readout;
 mod system_one;
+mod temperatures;
 mod wording;
 
 use std::{
@@ -19,10 +22,13 @@ use std::{
 
 use tokenmill_backend::PAGE_TOKENS;
 use tokenmill_sched::{Engine, EngineError, ForwardParams, ForwardRows};
+use tokenmill_text::Tokenizer;
 
 use self::{
+    family::{Asking, RowsOfPrompt},
     label_tokens::LabelTokens,
     question::check,
+    readout::{Reading, Readout},
     wording::{labels_of_options, message},
 };
 use crate::{
@@ -34,12 +40,14 @@ use crate::{
 
 pub use crate::decide_error::DecideError;
 
+pub(crate) use self::family::{DecisionFamily, has_pointer_head, open_family};
 pub use self::{
     decision::Decision,
     question::{
         ChoiceOption, MAX_LEVELS, MAX_OPTIONS, MAX_PERMUTATIONS, MAX_QUESTIONS, Question, QuestionKind,
     },
     system_one::{SystemOneQuestions, state_text},
+    temperatures::{DecisionTemperatures, KnownAnswers},
     wording::DECISION_PROMPT_VERSION,
 };
 
@@ -60,6 +68,10 @@ pub struct DecideParams {
     pub deadline: Option<Duration>,
     /// Separates its cached prompts from those of requests with another salt.
     pub cache_salt: u64,
+    /// Names of the questions, for models whose prompts have them. Questions without are numbered.
+    pub names: Vec<String>,
+    /// Whether the temperatures next to the model are applied.
+    pub applies_fitted: bool,
 }
 
 impl Default for DecideParams {
@@ -69,6 +81,8 @@ impl Default for DecideParams {
             temperature: 1.0,
             deadline: None,
             cache_salt: 0,
+            names: Vec::new(),
+            applies_fitted: true,
         }
     }
 }
@@ -76,10 +90,21 @@ impl Default for DecideParams {
 /// A question that waits for its answer.
 #[derive(Debug)]
 struct Asked {
-    /// The token of each option's label, for each order of the options.
-    labels: VecDeque<Vec<u32>>,
+    /// The places of the options, for each of their orders.
+    readouts: VecDeque<Readout>,
+    /// Divides what is read.
+    temperature: f64,
+    /// Divides the logarithms of the answer.
+    fitted_temperature: f64,
     /// Answers in the orders that were read.
     readings: Vec<Decision>,
+}
+
+/// The prompts of a request.
+#[derive(Debug, Default)]
+struct Prompts {
+    prompts: Vec<Vec<u32>>,
+    asked: VecDeque<Asked>,
 }
 
 /// The part of all prompts that is computed before them.
@@ -95,15 +120,15 @@ struct Shared {
 #[derive(Debug)]
 pub struct Decisions {
     engine: Engine,
-    temperature: f64,
+    rows: RowsOfPrompt,
     cache_salt: u64,
     deadline: Option<Instant>,
     shared: Option<Shared>,
     passes: Option<ForwardPasses>,
     asked: VecDeque<Asked>,
     question_idx: usize,
-    /// Answer of the row that was read last.
-    reading: Option<Decision>,
+    /// What was read of the prompt that is being computed.
+    reading: Reading,
     n_prompt_tokens: usize,
     /// Tokens that were computed for the common beginning.
     n_shared_computed: usize,
@@ -150,21 +175,18 @@ impl Decisions {
         let no_numbers = DecideError::NoNumbers {
             question_idx: self.question_idx,
         };
-        while let Some(labels) = asked.labels.front() {
-            let (reading, temperature) = (&mut self.reading, self.temperature);
-            let done = ready!(passes.poll(context, |logits| {
-                *reading = Decision::of_logits(logits, labels, temperature);
-            }));
+        while let Some(readout) = asked.readouts.front() {
+            let (reading, temperature) = (&mut self.reading, asked.temperature);
+            let done = ready!(passes.poll(context, |row| reading.add(readout, row, temperature)));
             let Some(done) = done else {
                 return Poll::Ready(None);
             };
             done?;
-            asked
-                .readings
-                .push(self.reading.take().ok_or_else(|| no_numbers.clone())?);
-            asked.labels.pop_front();
+            let answer = reading.finish(readout, temperature);
+            asked.readings.push(answer.ok_or_else(|| no_numbers.clone())?);
+            asked.readouts.pop_front();
         }
-        let decision = Decision::mean_of(&asked.readings);
+        let decision = Decision::mean_of(&asked.readings).tempered(asked.fitted_temperature);
         self.asked.pop_front();
         self.question_idx += 1;
         Poll::Ready(Some(Ok(decision)))
@@ -176,11 +198,11 @@ impl Decisions {
             max_open: MAX_OPEN,
             is_begun,
         };
-        let cache_salt = self.cache_salt;
-        ForwardPasses::start_at(&self.engine, prompts, pace, self.deadline, move |n_tokens| {
+        let (cache_salt, rows) = (self.cache_salt, self.rows);
+        ForwardPasses::start_at(&self.engine, prompts, pace, self.deadline, move |prompt| {
             ForwardParams {
                 cache_salt,
-                ..ForwardParams::new(ForwardRows::Logits, n_tokens.saturating_sub(1))
+                ..rows.params(prompt)
             }
         })
     }
@@ -189,7 +211,8 @@ impl Decisions {
     fn begin(&mut self, prompts: Vec<Vec<u32>>) -> Result<(), Error> {
         let n_shared = n_shared(&prompts);
         let n_saved = n_shared.saturating_mul(prompts.len().saturating_sub(1));
-        if n_saved < LEAST_SAVED_TOKENS || !self.engine.config().uses_prefix_cache {
+        let keeps_pages = self.engine.config().uses_prefix_cache && !self.engine.limits().is_encoder;
+        if n_saved < LEAST_SAVED_TOKENS || !keeps_pages {
             self.passes = Some(self.ask(prompts, false)?);
             return Ok(());
         }
@@ -276,7 +299,14 @@ impl Model {
         questions: &[Question],
         params: &DecideParams,
     ) -> Result<Decisions, Error> {
-        check(questions, state.len(), params.permutations)?;
+        let words = self.words();
+        let family = words.decision_family()?;
+        let (n_orders, listed_bytes) = family.map_or((1, 0), |family| family.extent(questions));
+        let permutations = match params.permutations {
+            0 => 0,
+            permutations => permutations.max(n_orders),
+        };
+        check(questions, state.len().saturating_add(listed_bytes), permutations)?;
         if !(params.temperature > 0.0 && params.temperature.is_finite()) {
             let found = params.temperature;
             return Err(DecideError::Temperature { found }.into());
@@ -284,58 +314,125 @@ impl Model {
         let deadline = params
             .deadline
             .and_then(|deadline| Instant::now().checked_add(deadline));
-        let words = self.words();
-        if self.engine().limits().is_encoder {
+        if family.is_none() && self.engine().limits().is_encoder {
             return Err(EngineError::PredictsNoTokens.into());
         }
-        let place = words.answer_place()?;
-        let mut tokens = LabelTokens::new(words.tokenizer(), &place);
-        let mut asked = VecDeque::with_capacity(questions.len());
-        let mut prompts = Vec::with_capacity(questions.len());
-        let maximum = self.n_ctx();
-        for (question_idx, question) in questions.iter().enumerate() {
-            let labels = tokens.choose(question, question_idx)?;
-            let of_labels = tokens.tokens(&labels.texts).expect("the labels were chosen so");
-            let mut of_orders = VecDeque::new();
-            for order in question.orders(params.permutations) {
-                let text = message(state, question, &order, &labels);
-                let prompt = words.encode_chat(&without_reasoning(&text))?;
-                let provided = prompt.len();
-                if provided > maximum {
-                    return Err(EngineError::ContextLimitExceeded { provided, maximum }.into());
-                }
-                if !tokens.follow(&prompt) {
-                    return Err(DecideError::OtherEnd { question_idx }.into());
-                }
-                if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-                    let elapsed = params.deadline.unwrap_or_default();
-                    return Err(EngineError::DeadlineExceeded { elapsed }.into());
-                }
-                let of_options = labels_of_options(&order, question).into_iter();
-                of_orders.push_back(of_options.map(|label_idx| of_labels[label_idx]).collect());
-                prompts.push(prompt);
+        let in_time = |prompt: &[u32]| {
+            let (provided, maximum) = (prompt.len(), self.n_ctx());
+            if provided > maximum {
+                return Err(EngineError::ContextLimitExceeded { provided, maximum });
             }
-            asked.push_back(Asked {
-                labels: of_orders,
-                readings: Vec::new(),
-            });
-        }
+            if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+                let elapsed = params.deadline.unwrap_or_default();
+                return Err(EngineError::DeadlineExceeded { elapsed });
+            }
+            Ok(())
+        };
+        let asking = Asking {
+            state,
+            questions,
+            names: &params.names,
+        };
+        let Prompts { prompts, asked } = match family {
+            Some(family) => family_prompts(family, words.tokenizer(), asking, params, &in_time)?,
+            None => self.chat_prompts(asking, params, &in_time)?,
+        };
+        let fitted = words.decision_temperatures();
+        let fitted_for = |question: &Question| {
+            if params.applies_fitted {
+                fitted.of(&question.kind)
+            } else {
+                1.0
+            }
+        };
+        let asked = asked.into_iter().zip(questions).map(|(asked, question)| Asked {
+            fitted_temperature: fitted_for(question),
+            ..asked
+        });
+        let asked = asked.collect();
         let mut decisions = Decisions {
             engine: self.engine().clone(),
-            temperature: params.temperature,
+            rows: family.map_or(RowsOfPrompt::LastLogits, DecisionFamily::rows),
             cache_salt: params.cache_salt,
             deadline,
             shared: None,
             passes: None,
             asked,
             question_idx: 0,
-            reading: None,
+            reading: Reading::default(),
             n_prompt_tokens: prompts.iter().map(Vec::len).sum(),
             n_shared_computed: 0,
         };
         decisions.begin(prompts)?;
         Ok(decisions)
     }
+
+    /// Writes the prompts of a chat model, which answers with labels.
+    fn chat_prompts(
+        &self,
+        asking: Asking<'_>,
+        params: &DecideParams,
+        check_prompt: &dyn Fn(&[u32]) -> Result<(), EngineError>,
+    ) -> Result<Prompts, Error> {
+        let words = self.words();
+        let place = words.answer_place()?;
+        let mut tokens = LabelTokens::new(words.tokenizer(), &place);
+        let mut all = Prompts::default();
+        for (question_idx, question) in asking.questions.iter().enumerate() {
+            let labels = tokens.choose(question, question_idx)?;
+            let of_labels = tokens.tokens(&labels.texts).expect("the labels were chosen so");
+            let mut readouts = VecDeque::new();
+            for order in question.orders(params.permutations) {
+                let text = message(asking.state, question, &order, &labels);
+                let prompt = words.encode_chat(&without_reasoning(&text))?;
+                check_prompt(&prompt)?;
+                if !tokens.follow(&prompt) {
+                    return Err(DecideError::OtherEnd { question_idx }.into());
+                }
+                let of_options = labels_of_options(&order, question).into_iter();
+                let of_options = of_options.map(|label_idx| of_labels[label_idx]);
+                readouts.push_back(Readout::Labels(of_options.collect()));
+                all.prompts.push(prompt);
+            }
+            all.asked.push_back(Asked::new(readouts, params.temperature));
+        }
+        Ok(all)
+    }
+}
+
+impl Asked {
+    fn new(readouts: VecDeque<Readout>, temperature: f64) -> Self {
+        Self {
+            readouts,
+            temperature,
+            fitted_temperature: 1.0,
+            readings: Vec::new(),
+        }
+    }
+}
+
+/// Writes the prompts of a model that was trained for decisions.
+fn family_prompts(
+    family: &DecisionFamily,
+    tokenizer: &Tokenizer,
+    asking: Asking<'_>,
+    params: &DecideParams,
+    check_prompt: &dyn Fn(&[u32]) -> Result<(), EngineError>,
+) -> Result<Prompts, Error> {
+    family.check(asking.questions)?;
+    let mut all = Prompts::default();
+    for (question_idx, question) in asking.questions.iter().enumerate() {
+        let mut readouts = VecDeque::new();
+        for order in family.orders(question, params.permutations) {
+            let prompt = family.prompt(tokenizer, asking, question_idx, &order)?;
+            check_prompt(&prompt.tokens)?;
+            readouts.push_back(prompt.readout);
+            all.prompts.push(prompt.tokens);
+        }
+        let temperature = params.temperature * family.temperature(question);
+        all.asked.push_back(Asked::new(readouts, temperature));
+    }
+    Ok(all)
 }
 
 #[cfg(test)]
