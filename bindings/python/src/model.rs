@@ -331,6 +331,7 @@ impl Model {
         let params = DecideParams {
             permutations,
             temperature,
+            names: asked.names().to_vec(),
             deadline: deadline.map_err(|error| value_error("timeout", &error))?,
             ..DecideParams::default()
         };

@@ -150,14 +150,22 @@ impl ForwardBatch {
         Ok(())
     }
 
-    /// Checks that every sequence begins with its first token, has one hidden row, and no logits.
+    /// Checks that every sequence begins with its first token, and that there are no logits. One that is pooled has one hidden row;
+    /// others have that of their last token, and may have more.
     fn validate_whole_sequences(&self, limits: &ExecutorLimits) -> Result<(), BatchError> {
         let n_rows = self.logit_rows.len() + self.hidden_rows.len();
-        for seq_idx in 0..self.n_seqs().max(n_rows) {
+        let n_checked = match limits.pooling {
+            Some(_) => self.n_seqs().max(n_rows),
+            None => self.n_seqs() + self.logit_rows.len(),
+        };
+        for seq_idx in 0..n_checked {
             let ends = (self.seq_starts.get(seq_idx)).zip(self.seq_starts.get(seq_idx + 1));
             let is_whole = ends.is_some_and(|(&start, &end)| {
-                self.positions[start as usize] == 0
-                    && self.hidden_rows.get(seq_idx) == Some(&limits.pooled_row(start, end - 1))
+                let has_row = match limits.pooling {
+                    Some(_) => self.hidden_rows.get(seq_idx) == Some(&limits.pooled_row(start, end - 1)),
+                    None => self.hidden_rows.binary_search(&(end - 1)).is_ok(),
+                };
+                self.positions[start as usize] == 0 && has_row
             });
             if !is_whole {
                 return Err(BatchError::NotWhole { seq_idx });
@@ -430,6 +438,30 @@ mod tests {
         batch.push_sequence([9].map(TokenSource::Id), 1, &[0]);
         batch.hidden_rows = vec![0];
         assert_eq!(batch.validate(&limits(Pooling::Last), 0), refused(0));
+    }
+
+    #[test]
+    fn an_encoder_that_does_not_pool_gives_several_rows_of_whole_sequences() {
+        let limits = ExecutorLimits {
+            is_encoder: true,
+            ..limits()
+        };
+        let mut batch = ForwardBatch::default();
+        batch.push_sequence([4, 5, 6].map(TokenSource::Id), 0, &[0]);
+        batch.push_sequence([7, 8].map(TokenSource::Id), 0, &[1]);
+        let refused = |seq_idx| Err(BatchError::NotWhole { seq_idx });
+        for (rows, expected) in [
+            (vec![1, 2, 3, 4], Ok(())),
+            (vec![2, 4], Ok(())),
+            (vec![0, 1, 4], refused(0)),
+            (vec![1, 2, 3], refused(1)),
+        ] {
+            batch.hidden_rows = rows;
+            assert_eq!(batch.validate(&limits, 0), expected, "{:?}", batch.hidden_rows);
+        }
+        batch.hidden_rows = vec![2];
+        batch.want_last(RowOutput::Logits);
+        assert!(batch.validate(&limits, 0).is_err());
     }
 
     #[test]

@@ -94,6 +94,11 @@ impl ExecutorLimits {
         PageGroup::ALL.into_iter().filter_map(limits)
     }
 
+    /// Returns whether a sequence, all of whose tokens see each other, gives one row.
+    pub fn pools_whole_sequences(&self) -> bool {
+        self.is_encoder && self.pooling.is_some()
+    }
+
     /// Returns the token, among a sequence's tokens `first..=last` in a step, whose hidden row represents the
     /// sequence if the network pools.
     pub fn pooled_row(&self, first: u32, last: u32) -> u32 {

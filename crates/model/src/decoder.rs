@@ -22,6 +22,7 @@ use tokenmill_backend::{
 use crate::{
     Descriptor, HeadPart, Residual,
     alt_up::Streams,
+    decision_head::DecisionHead,
     mixers::Mixed,
     network::{Layer, Network},
     pooler::Pooler,
@@ -56,8 +57,10 @@ impl Network {
         } else {
             stream.normed = program.norm_if(self.layers[0].first_norm(), stream.hidden);
         }
-        for (layer_idx, layer) in self.layers.iter().enumerate() {
-            let next_norm = match self.layers.get(layer_idx + 1) {
+        let n_head_layers = self.decision.as_ref().map_or(0, |head| head.n_layers);
+        let trunk = &self.layers[..self.layers.len() - n_head_layers];
+        for (layer_idx, layer) in trunk.iter().enumerate() {
+            let next_norm = match trunk.get(layer_idx + 1) {
                 Some(next) => next.first_norm(),
                 None => self.output_norm,
             };
@@ -78,8 +81,54 @@ impl Network {
                 });
             }
         }
+        if let Some(head) = &self.decision {
+            stream = self.write_decision(&mut program, head, n_ranks, stream.normed);
+        }
         self.write_output(&mut program, stream);
         program
+    }
+
+    /// Writes the head that scores options over the trunk's rows: its layers once for each question type, layer by layer, and the
+    /// scores side by side.
+    fn write_decision(
+        &self,
+        program: &mut Program,
+        head: &DecisionHead,
+        n_ranks: usize,
+        rows: Value,
+    ) -> Stream {
+        let first = self.layers.len() - head.n_layers;
+        program.enter(NetworkPart::Mixer(first));
+        let first_norm = self.layers[first].first_norm();
+        let mut streams = head.types.map(|row| {
+            let hidden = program.push(|y| Op::AddRow { row, x: rows, y });
+            Stream {
+                hidden,
+                normed: program.norm_if(first_norm, hidden),
+                others: None,
+            }
+        });
+        for (layer_idx, layer) in self.layers.iter().enumerate().skip(first) {
+            let next = self.layers.get(layer_idx + 1);
+            let writer = LayerWriter {
+                network: self,
+                layer,
+                layer_idx,
+                next_norm: next.map_or(Some(head.norm), Layer::first_norm),
+                embeddings: None,
+                n_ranks,
+            };
+            streams = streams.map(|stream| writer.write(program, stream));
+        }
+        program.enter(NetworkPart::Output);
+        let [choice, score, yes_no] = streams.map(|stream| head.write_scores(program, stream.normed));
+        let two = program.join(1, choice, score);
+        let scores = program.join(1, two, yes_no);
+        Stream {
+            hidden: scores,
+            normed: scores,
+            others: None,
+        }
     }
 
     /// Writes the stream before the first layer.

@@ -47,6 +47,7 @@ mod adapter;
 mod alt_up;
 mod arch;
 mod control_vector;
+mod decision_head;
 mod decoder;
 mod descriptor;
 mod encoded;
@@ -80,12 +81,13 @@ pub use adapter::AdapterReader;
 pub use arch::architectures;
 pub use control_vector::ControlVector;
 pub use descriptor::{
-    AltUpDescriptor, AttentionDescriptor, BesideDescriptor, DeltaGates, DeltaNetDescriptor, DenseDescriptor,
-    Descriptor, EmbeddingNorm, FfnDescriptor, GateUpOrder, HeadLayer, HeadPart, Ignorable,
-    KimiDeltaDescriptor, LatentDescriptor, LatentExperts, LayerDescriptor, LayerEmbeddingsDescriptor,
-    MixerDescriptor, MoeDescriptor, NormDescriptor, NormPlacement, OutputGate, OutputHead, PooledOutput,
-    PoolingDescriptor, Presence, QkNorm, Residual, RouterDescriptor, RowFactors, SharedDescriptor,
-    ShortConvDescriptor, SsmDescriptor, SsmKind, TowerDescriptor, XieluNumbers,
+    AltUpDescriptor, AttentionDescriptor, BesideDescriptor, DecisionDescriptor, DeltaGates,
+    DeltaNetDescriptor, DenseDescriptor, Descriptor, EmbeddingNorm, FfnDescriptor, GateUpOrder, HeadLayer,
+    HeadPart, Ignorable, KimiDeltaDescriptor, LatentDescriptor, LatentExperts, LayerDescriptor,
+    LayerEmbeddingsDescriptor, MixerDescriptor, MoeDescriptor, N_QUESTION_TYPES, NormDescriptor,
+    NormPlacement, OutputGate, OutputHead, PooledOutput, PoolingDescriptor, Presence, QkNorm, Residual,
+    RouterDescriptor, RowFactors, SharedDescriptor, ShortConvDescriptor, SsmDescriptor, SsmKind,
+    TowerDescriptor, XieluNumbers,
 };
 pub use error::{FieldNotInGguf, LoadError, NotInGguf};
 pub use folder_as_gguf::FolderAsGguf;

@@ -472,6 +472,21 @@ impl<'a> Loader<'a> {
         Ok(values)
     }
 
+    /// Loads each row of an unquantized matrix as a vector.
+    pub(crate) fn rows<const N: usize>(
+        &mut self,
+        name: &str,
+        width: usize,
+    ) -> Result<[VectorId; N], LoadError> {
+        let values = self.numbers(name, &[width, N], Presence::Required)?;
+        let values = values.expect("what is required is there or an error");
+        let mut rows = Vec::with_capacity(N);
+        for row in values.chunks_exact(width) {
+            rows.push(self.add_vector(name, row)?);
+        }
+        Ok(rows.try_into().expect("the shape was checked"))
+    }
+
     /// Loads the rows of an unquantized matrix as one vector.
     pub(crate) fn table(&mut self, name: &str, n_rows: usize, width: usize) -> Result<VectorId, LoadError> {
         let values = self.numbers(name, &[width, n_rows], Presence::Required)?;

@@ -14,6 +14,7 @@ use crate::{
     Descriptor, EmbeddingNorm, HeadPart, LayerDescriptor, LoadError, LongRopeFactors, NormDescriptor,
     NormPlacement, OutputHead, Presence, Residual, RopeDescriptor, RopeScaling, WeightSource,
     alt_up::{AltUp, LayerAltUp},
+    decision_head::DecisionHead,
     ffn::Ffn,
     layer_embeddings::{LayerEmbedding, LayerEmbeddings},
     loader::{AdaptableWeight, LayerPlace, LoadProgress, Loader, plain_norm},
@@ -42,6 +43,7 @@ pub(crate) struct Network {
     pub(crate) residual_scale: f32,
     pub(crate) output_norm: Option<NormId>,
     pub(crate) pooler: Option<Pooler>,
+    pub(crate) decision: Option<DecisionHead>,
     /// Whether the network predicts tokens.
     pub(crate) has_head: bool,
     /// This rank's part of the head, if it is divided.
@@ -200,6 +202,10 @@ impl Network {
             Some(pooling) => Some(Pooler::load(pooling, loader)?),
             None => None,
         };
+        let decision = match descriptor.decision {
+            Some(decision) => Some(DecisionHead::load(decision, loader)?),
+            None => None,
+        };
         loader.enter(NetworkPart::Input);
         let positions = match descriptor.n_learned_positions {
             Some(n_positions) => Some(loader.table("position_embd.weight", n_positions, n_embd)?),
@@ -236,6 +242,7 @@ impl Network {
             residual_scale: descriptor.residual_scale,
             output_norm,
             pooler,
+            decision,
             has_head,
             head_part: match descriptor.head {
                 OutputHead::Part(part) => Some(part),

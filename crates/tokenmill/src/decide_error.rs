@@ -3,6 +3,10 @@
 //! Apart from [`Error`](crate::Error), which carries it, because clients of a server read the place of the fault, and apart from
 //! `decide`, which uses both. Invariant: an error about one question has its index.
 
+use std::path::PathBuf;
+
+use tokenmill_text::template::TemplateError;
+
 /// Why questions cannot be answered.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -143,6 +147,47 @@ pub enum DecideError {
         /// Index of the question.
         question_idx: usize,
     },
+    /// The model was trained for decisions of a kind that is not known here.
+    #[error("the model was trained for decisions of the type `{found}`, which is not supported; supported are {}", supported.join(", "))]
+    UnknownFamily {
+        /// The type in its file.
+        found: String,
+        /// The types that are supported.
+        supported: &'static [&'static str],
+    },
+    /// The file of a model that was trained for decisions lacks a key, or has it wrong.
+    #[error("the model's file was made for decisions, and its key `{key}` is not {expected}")]
+    FamilyKey {
+        /// The key.
+        key: String,
+        /// What it should hold.
+        expected: &'static str,
+    },
+    /// The file of a model that was trained for decisions lacks a token.
+    #[error(
+        "the model's file was made for decisions, and its vocabulary lacks the {what} tokens that they need"
+    )]
+    FamilyToken {
+        /// The kind of token.
+        what: &'static str,
+    },
+    /// The template for decisions in the model's file cannot be used.
+    #[error("the template for decisions in the model's file: {0}")]
+    FamilyTemplate(TemplateError),
+    /// The template for decisions in the model's file wrote a prompt of another form than its family's.
+    #[error("the template for decisions in the model's file wrote a prompt without a mark for each option")]
+    OtherLayout {
+        /// Index of the question.
+        question_idx: usize,
+    },
+    /// The file with fitted temperatures cannot be read or written.
+    #[error("{}: {reason}", path.display())]
+    TemperatureFile {
+        /// Its path.
+        path: PathBuf,
+        /// Cause of the error.
+        reason: String,
+    },
     /// The network gave no usable numbers.
     #[error("the model's logits are not numbers; its weights may be damaged")]
     NoNumbers {
@@ -169,6 +214,7 @@ impl DecideError {
             | Self::NothingAsked { question_idx }
             | Self::FewLabels { question_idx, .. }
             | Self::OtherEnd { question_idx }
+            | Self::OtherLayout { question_idx }
             | Self::NoNumbers { question_idx } => Some(question_idx),
             _ => None,
         }

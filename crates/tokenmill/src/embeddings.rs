@@ -28,12 +28,12 @@ impl Embeddings {
         cache_salt: u64,
     ) -> Result<Self, Error> {
         let pools = engine.limits().pooling.is_some();
-        let params_of = move |n_tokens: usize| ForwardParams {
+        let params_of = move |tokens: &[u32]| ForwardParams {
             cache_salt,
             // A network that pools gives the vector with the last token; of others all tokens are read.
             ..ForwardParams::new(
                 ForwardRows::Hidden,
-                if pools { n_tokens.saturating_sub(1) } else { 0 },
+                if pools { tokens.len().saturating_sub(1) } else { 0 },
             )
         };
         Ok(Self {

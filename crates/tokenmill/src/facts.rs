@@ -9,6 +9,8 @@ use tokenmill_convert::Preset;
 use tokenmill_gguf::GgufFile;
 use tokenmill_model::{Model as Network, PooledOutput};
 
+use crate::decide::has_pointer_head;
+
 /// The task that a model was made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Task {
@@ -18,15 +20,21 @@ pub enum Task {
     Embeddings,
     /// To say how well documents answer a query.
     Ranks,
+    /// To answer typed questions, and nothing else.
+    Decisions,
 }
 
 impl Task {
     /// The task of an opened network.
     pub fn of(network: &Network) -> Self {
         let descriptor = network.descriptor();
+        if has_pointer_head(network) {
+            return Self::Decisions;
+        }
         match descriptor.pooling.as_ref().map(|pooling| pooling.output) {
             Some(PooledOutput::Rank) => Self::Ranks,
             Some(_) => Self::Embeddings,
+            None if descriptor.decision.is_some() => Self::Decisions,
             None if descriptor.is_encoder() => Self::Embeddings,
             None if has_rank_prompt(network) => Self::Ranks,
             None => Self::Text,

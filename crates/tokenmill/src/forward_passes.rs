@@ -44,7 +44,7 @@ impl From<Vec<u32>> for PassInput {
 /// Forward passes over known tokens. Dropping them cancels unfinished work.
 pub(crate) struct ForwardPasses {
     engine: Engine,
-    params_of: Box<dyn Fn(usize) -> ForwardParams + Send + Sync>,
+    params_of: Box<dyn Fn(&[u32]) -> ForwardParams + Send + Sync>,
     /// When all of them fail that have not ended, those that wait for room too.
     deadline: Option<Instant>,
     passes: VecDeque<Generation>,
@@ -67,12 +67,12 @@ impl fmt::Debug for ForwardPasses {
 }
 
 impl ForwardPasses {
-    /// Submits the inputs with the parameters that `params_of` gives for their number of tokens.
+    /// Submits the inputs with the parameters that `params_of` gives for their tokens.
     pub(crate) fn start(
         engine: &Engine,
         inputs: Vec<Vec<u32>>,
         deadline: Option<Duration>,
-        params_of: impl Fn(usize) -> ForwardParams + Send + Sync + 'static,
+        params_of: impl Fn(&[u32]) -> ForwardParams + Send + Sync + 'static,
     ) -> Result<Self, Error> {
         let deadline = deadline.and_then(|deadline| Instant::now().checked_add(deadline));
         let pace = Pace {
@@ -89,7 +89,7 @@ impl ForwardPasses {
         inputs: Vec<PassInput>,
         pace: Pace,
         deadline: Option<Instant>,
-        params_of: impl Fn(usize) -> ForwardParams + Send + Sync + 'static,
+        params_of: impl Fn(&[u32]) -> ForwardParams + Send + Sync + 'static,
     ) -> Result<Self, Error> {
         let mut passes = Self {
             engine: engine.clone(),
@@ -115,7 +115,7 @@ impl ForwardPasses {
             let params = ForwardParams {
                 deadline: self.deadline.map(left),
                 media: Arc::clone(media),
-                ..(self.params_of)(tokens.len())
+                ..(self.params_of)(tokens)
             };
             let pass = match self.engine.submit_forward(tokens.clone(), params.clone()) {
                 Err(EngineError::QueueFull { .. } | EngineError::QueueTokensFull { .. })

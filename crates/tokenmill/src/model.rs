@@ -325,7 +325,7 @@ impl Model {
         deadline: Option<Duration>,
         cache_salt: u64,
     ) -> Result<Embeddings, Error> {
-        if self.words().pooled_output() == Some(PooledOutput::Rank) {
+        if self.words().pooled_output() == Some(PooledOutput::Rank) || self.words().has_decision_head() {
             return Err(Error::MakesNoEmbeddings);
         }
         Embeddings::start(self.engine(), inputs, deadline, cache_salt)

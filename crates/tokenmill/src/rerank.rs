@@ -57,9 +57,9 @@ impl Scores {
             RankWords::Head => (ForwardRows::Hidden, None),
             RankWords::YesNo { yes, no } => (ForwardRows::Logits, Some([yes, no])),
         };
-        let params_of = move |n_tokens: usize| ForwardParams {
+        let params_of = move |tokens: &[u32]| ForwardParams {
             cache_salt,
-            ..ForwardParams::new(rows, n_tokens.saturating_sub(1))
+            ..ForwardParams::new(rows, tokens.len().saturating_sub(1))
         };
         Ok(Self {
             passes: ForwardPasses::start(engine, inputs, deadline, params_of)?,

@@ -25,6 +25,8 @@ use self::{image_places::ImagePlaces, prompts::render_options};
 use crate::{
     Conversation, Error,
     constraint::{self, Holds},
+    decide::{DecisionFamily, DecisionTemperatures, has_pointer_head, open_family},
+    decide_error::DecideError,
     model_source::ModelSource,
     reply::{Prompt, ReplyWords},
     rerank::{INSTRUCTION, QWEN3_PROMPT, RankWords},
@@ -50,6 +52,11 @@ pub struct ModelWords {
     rank_words: Option<RankWords>,
     /// Prompt that asks about a document, if the input is not just the query and the document.
     rank_prompt: Option<ChatPrompt>,
+    /// How the model is asked, if it was trained for decisions; or why it cannot be.
+    decision_family: Result<Option<DecisionFamily>, DecideError>,
+    has_decision_head: bool,
+    /// The temperatures next to the model.
+    decision_temperatures: DecisionTemperatures,
     /// Tokens that stand for an image, if the model takes images.
     images: Option<ImagePlaces>,
     /// The architecture, where there are no image encoders for it.
@@ -75,6 +82,9 @@ impl ModelWords {
             pooled_output: None,
             rank_words: None,
             rank_prompt: None,
+            decision_family: Ok(None),
+            has_decision_head: false,
+            decision_temperatures: DecisionTemperatures::default(),
             images: None,
             blind_arch: None,
             default_breakers: OnceLock::new(),
@@ -98,6 +108,11 @@ impl ModelWords {
             words.template_error = words.set_template(template).err();
         }
         words.set_rank_words(source, network)?;
+        words.decision_family = match open_family(network, &words.tokenizer) {
+            Err(Error::Decide(error)) => Err(error),
+            found => Ok(found?),
+        };
+        words.decision_temperatures = DecisionTemperatures::read(source)?.unwrap_or_default();
         let arch = &network.descriptor().arch;
         words.blind_arch = (!SIGHTED.contains(&arch.as_str())).then(|| arch.clone());
         Ok(words)
@@ -112,6 +127,10 @@ impl ModelWords {
         let is_reranker =
             own_prompt.is_some() || is_named(&source.name()) || text("general.name")?.is_some_and(is_named);
         let descriptor = network.descriptor();
+        self.has_decision_head = descriptor.decision.is_some() || has_pointer_head(network);
+        if self.has_decision_head {
+            return Ok(());
+        }
         self.pooled_output = descriptor.pooling.as_ref().map(|pooling| pooling.output);
         self.rank_words = match self.pooled_output {
             Some(PooledOutput::Rank) => Some(RankWords::Head),
@@ -147,6 +166,27 @@ impl ModelWords {
     /// Returns the result of the network for a text, if it was made for that: a vector or a score.
     pub fn pooled_output(&self) -> Option<PooledOutput> {
         self.pooled_output
+    }
+
+    /// Returns how the model is asked if it was trained for decisions.
+    ///
+    /// # Errors
+    /// The fault of its file, or the name of its family if that is not supported.
+    pub(crate) fn decision_family(&self) -> Result<Option<&DecisionFamily>, DecideError> {
+        self.decision_family
+            .as_ref()
+            .map(Option::as_ref)
+            .map_err(Clone::clone)
+    }
+
+    /// Returns whether the network scores the options of questions, and does nothing else.
+    pub fn has_decision_head(&self) -> bool {
+        self.has_decision_head
+    }
+
+    /// Returns the fitted temperatures of decisions.
+    pub fn decision_temperatures(&self) -> &DecisionTemperatures {
+        &self.decision_temperatures
     }
 
     /// Returns how the model is asked whether a document answers a query; `None` if it was not made for that.

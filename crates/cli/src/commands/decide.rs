@@ -2,6 +2,8 @@
 //!
 //! The questions have the form of the System One API, and so has the JSON of the answers. Invariant: nothing is generated.
 
+mod calibrate;
+
 use std::{
     fmt::Write as _,
     path::{Path, PathBuf},
@@ -9,7 +11,7 @@ use std::{
 
 use serde_json::{Map, Value, json};
 use tokenmill::{
-    Error, KvCache,
+    Error, KvCache, Model,
     decide::{DecideParams, Decision, Question, QuestionKind, State, SystemOneQuestions},
 };
 
@@ -33,7 +35,8 @@ const BAR_WIDTH: usize = 32;
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  \
     tokenmill decide model.gguf --state mail.txt --questions questions.json\n  \
-    echo 'The card was stolen.' | tokenmill decide demo --state - --questions questions.json --json\n\n\
+    echo 'The card was stolen.' | tokenmill decide demo --state - --questions questions.json --json\n  \
+    tokenmill decide model.gguf --calibrate known.jsonl\n\n\
     The questions are a JSON object, as in requests to /v1/systemone:\n  \
     {\"fraud\": {\"type\": \"noul\", \"instructions\": \"Is it fraud?\"},\n   \
     \"team\": {\"type\": \"choice\", \"instructions\": \"Who takes it?\", \"criteria\": {\"cards\": \"card desk\", \"loans\": null}},\n   \
@@ -43,11 +46,15 @@ pub(crate) struct Args {
     /// A GGUF file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY[:TYPE] of the Hub, NAME:TAG of Ollama, or `demo`
     model: PathBuf,
     /// The text that the questions are about; - reads standard input
-    #[arg(long, value_name = "FILE")]
-    state: PathBuf,
+    #[arg(long, value_name = "FILE", required_unless_present = "calibrate")]
+    state: Option<PathBuf>,
     /// The questions, a JSON object from names to questions
-    #[arg(long, value_name = "FILE")]
-    questions: PathBuf,
+    #[arg(long, value_name = "FILE", required_unless_present = "calibrate")]
+    questions: Option<PathBuf>,
+    /// Fit a temperature for each type of question to known answers, and write the temperatures next to the model, where decisions find
+    /// them. Each line of the file is a JSON object with `state`, `questions` and `answers`, from names of questions to the right answers
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["state", "questions"])]
+    calibrate: Option<PathBuf>,
     /// Ask each question in N orders of its options, and average the probabilities
     #[arg(long, value_name = "N", default_value_t = 1)]
     permutations: usize,
@@ -67,16 +74,23 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             "`--reasoning on` leaves no place for a label; decisions are made without reasoning",
         ));
     }
-    let asked = read_questions(&args.questions)?;
-    let state = if args.state == Path::new("-") {
+    if let Some(examples) = &args.calibrate {
+        return calibrate::run(args, examples);
+    }
+    let (Some(state), Some(questions)) = (&args.state, &args.questions) else {
+        return Err(Failure::usage("`--state` and `--questions` go together"));
+    };
+    let asked = read_questions(questions)?;
+    let state = if state == Path::new("-") {
         read_stdin()?
     } else {
-        read_text(&args.state)?
+        read_text(state)?
     };
     // The line break at the end of a file or a pipe does not belong to the text.
     let state = State::from(state.trim_end_matches(['\r', '\n']));
     let params = DecideParams {
         permutations: args.permutations,
+        names: asked.names().to_vec(),
         ..DecideParams::default()
     };
     let named = |error: Error| match &error {
@@ -88,14 +102,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     };
     // A fault is told before a model is downloaded or loaded.
     (params.check(&state, asked.questions())).map_err(|fault| named(fault.into()))?;
-    let mut options = args.load.options()?;
-    options.n_seqs = (asked.questions().len())
-        .saturating_mul(args.permutations)
-        .clamp(1, MAX_SEQS);
-    // They share the text.
-    options.kv_cache = KvCache::Contexts(1);
-    args.template.add_to(&mut options)?;
-    let model = load(&args.load.fetch.resolve(&args.model)?, &options)?;
+    let n_prompts = asked.questions().len().saturating_mul(args.permutations);
+    let model = open(args, &args.load.fetch.resolve(&args.model)?, n_prompts)?;
     let mut answers = (model.start_deciding(state, asked.questions(), &params)).map_err(named)?;
     let decisions = answers.by_ref().collect::<Result<Vec<_>, _>>().map_err(named)?;
     if args.json {
@@ -114,6 +122,16 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         .map(|((name, question), decision)| table(name, question, decision))
         .collect();
     output::print(&tables.join("\n"))
+}
+
+/// Loads a model that computes some prompts side by side.
+fn open(args: &Args, path: &Path, n_prompts: usize) -> Result<Model, Failure> {
+    let mut options = args.load.options()?;
+    options.n_seqs = n_prompts.clamp(1, MAX_SEQS);
+    // They share the text.
+    options.kv_cache = KvCache::Contexts(1);
+    args.template.add_to(&mut options)?;
+    load(path, &options)
 }
 
 /// Reads the questions of a file.

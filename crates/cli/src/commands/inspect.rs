@@ -85,6 +85,8 @@ enum Kind {
     Embeddings,
     /// To rank documents.
     Ranks,
+    /// To answer typed questions.
+    Decisions,
 }
 
 impl Kind {
@@ -93,6 +95,7 @@ impl Kind {
         Some(match Task::of(model) {
             Task::Embeddings => Self::Embeddings,
             Task::Ranks => Self::Ranks,
+            Task::Decisions => Self::Decisions,
             Task::Text => {
                 let tokenizer = source.tokenizer_of(model).ok()?;
                 let files = source.chat_files(model.gguf(), &tokenizer).ok()?;
@@ -111,6 +114,7 @@ impl Kind {
             Self::Chat => "chat",
             Self::Embeddings => "embeddings",
             Self::Ranks => "ranks",
+            Self::Decisions => "decisions",
         }
     }
 
@@ -120,6 +124,7 @@ impl Kind {
             Self::Chat => "chat model: it has a chat template",
             Self::Embeddings => "embedding model: it turns texts into vectors",
             Self::Ranks => "ranking model: it scores how well documents answer a query",
+            Self::Decisions => "decision model: it answers typed questions (`decide`) and writes nothing",
         }
     }
 }

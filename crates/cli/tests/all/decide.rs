@@ -85,3 +85,69 @@ fn decide_prints_bars_and_json() {
     let refused = tokenmill(args).failed(3);
     assert!(refused.contains("question `who.sat`: 0 options"), "{refused}");
 }
+
+/// The tiny OpenJev is random, so which answers are right does not matter; the fit only has to be better than none.
+#[test]
+fn calibrate_writes_temperatures_that_the_next_call_finds() {
+    let folder = tempfile::tempdir().unwrap();
+    let [model, state, questions, known] =
+        ["model.gguf", "state.txt", "questions.json", "known.jsonl"].map(|name| folder.path().join(name));
+    let fixture = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../tests/data/decisions/openjev.gguf"
+    );
+    fs::copy(fixture, &model).unwrap();
+    fs::write(&state, STATE).unwrap();
+    let asked = json!({ "sad": { "type": "noul", "instructions": "Was the dog sad?" } });
+    fs::write(&questions, asked.to_string()).unwrap();
+    let lines = (0..24).map(|idx| {
+        let line = json!({
+            "state": format!("{idx}: {STATE}"),
+            "questions": {
+                "sad": { "type": "noul", "instructions": format!("Was dog {idx} sad?") },
+                "who": { "type": "choice", "instructions": "Who sat?", "criteria": { "cat": null, "dog": null, "cow": null } },
+            },
+            "answers": { "sad": idx % 3 == 0, "who": (["cat", "dog", "cow"])[idx % 3] },
+        });
+        format!("{line}\n")
+    });
+    fs::write(&known, lines.collect::<String>()).unwrap();
+    let ask = || {
+        let args = ["--state", arg(&state), "--questions", arg(&questions), "--json"];
+        let text = tokenmill([&["decide", arg(&model)][..], &args[..]].concat()).ok();
+        serde_json::from_str::<Value>(&text).unwrap()["answers"]["sad"]["noul"]
+            .as_f64()
+            .unwrap()
+    };
+    let before = ask();
+    let text = tokenmill(["decide", arg(&model), "--calibrate", arg(&known)]).ok();
+    let rows: Vec<&str> = text.lines().collect();
+    assert!(
+        rows[0].starts_with("noul    24 answers, temperature ") && rows[1].starts_with("choice  24 answers"),
+        "{text}"
+    );
+    assert!(rows[2].starts_with("written to ") && rows.len() == 3, "{text}");
+    let file: Value =
+        serde_json::from_str(&fs::read_to_string(folder.path().join("model.gguf.decisions.json")).unwrap())
+            .unwrap();
+    let temperature = file["noul"].as_f64().unwrap();
+    assert_eq!(file["score"], 1.0);
+    let logit = |p: f64| (p / (1.0 - p)).ln();
+    let after = ask();
+    assert!(
+        (logit(after) * temperature - logit(before)).abs() < 1e-6,
+        "{before}, then {after} at {temperature}"
+    );
+    // A fit begins with what the model itself says.
+    let again = tokenmill(["decide", arg(&model), "--calibrate", arg(&known)]).ok();
+    assert_eq!(again, text);
+
+    let demo = tokenmill(["decide", "demo", "--calibrate", arg(&known)]).failed(2);
+    assert!(demo.contains("built-in model"), "{demo}");
+    fs::write(&known, "{\"state\": \"a\", \"questions\": {}}\n").unwrap();
+    let refused = tokenmill(["decide", arg(&model), "--calibrate", arg(&known)]).failed(3);
+    assert!(
+        refused.contains("known.jsonl:1: `answers` is not an object"),
+        "{refused}"
+    );
+}

@@ -282,7 +282,10 @@ pub(crate) fn describe_header(header: GgufHeader<'_>) -> Result<Descriptor, Load
             found: dims.last().copied().unwrap_or(0),
         });
     }
-    if descriptor.pooling.is_none() && config.opt_usize("pooling_type")? != Some(NO_POOLING) {
+    if descriptor.pooling.is_none()
+        && descriptor.decision.is_none()
+        && config.opt_usize("pooling_type")? != Some(NO_POOLING)
+    {
         // A decoder trained for embeddings or ranking states its pooling. Its mean is computed over rows that
         // arrive in chunks.
         let pooling = config.pooling(encoder::HeadStep::Tanh, Pooling::Last)?;

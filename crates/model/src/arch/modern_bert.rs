@@ -1,12 +1,12 @@
 //! ModernBERT: layer norms before each half, but none before the first mixer, rope with two bases, windows in two of three
-//! layers, a GELU-gated feed-forward network, no biases.
+//! layers, a GELU-gated feed-forward network, no biases. Files of Laya and Julia end with the layers of a head that scores options.
 //!
 //! Source: transformers, `models/modernbert/modeling_modernbert.py`; llama.cpp, `src/models/modern-bert.cpp`.
 
 use serde_json::Value;
 use tokenmill_backend::{Activation, Pooling, RopeStyle};
 
-use crate::{EmbeddingNorm, NormPlacement, Presence, RopeDescriptor, RopeScaling};
+use crate::{DecisionDescriptor, EmbeddingNorm, NormPlacement, Presence, RopeDescriptor, RopeScaling};
 
 use super::{
     Architecture, HfLayout,
@@ -44,6 +44,9 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             Some(local) => local.base,
             None => config.opt_f32("rope.freq_base_swa")?.unwrap_or(LOCAL_BASE),
         };
+        let n_head_layers = config.opt_count("decision.block_count")?;
+        let n_trunk = n_layers.saturating_sub(n_head_layers.unwrap_or(0));
+        descriptor.decision = n_head_layers.map(|n_layers| DecisionDescriptor { n_layers });
         descriptor.embedding_norm = Some(EmbeddingNorm::Weighted);
         descriptor.ropes.push(RopeDescriptor {
             base,
@@ -59,9 +62,18 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
                     layer.norms = NormPlacement::PreFfn;
                 }
                 let attention = layer.attention_mut();
+                if layer_idx >= n_trunk {
+                    (attention.rope, attention.window) = (None, None);
+                    let dense = layer.dense_mut();
+                    (dense.is_gated, dense.activation) = (false, Activation::Relu);
+                    return;
+                }
                 attention.rope = Some(usize::from(is_sliding[layer_idx]));
                 attention.window = attention.window.filter(|_| is_sliding[layer_idx]);
             });
+        if encoder.decision.is_some() {
+            return Ok(encoder);
+        }
         // llama.cpp uses the mean for files older than the key.
         config.pooled(encoder, HeadStep::GeluAndNorm, Pooling::Mean)
     },

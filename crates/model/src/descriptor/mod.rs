@@ -4,6 +4,7 @@
 //! a descriptor and weights into a network, which writes its program without knowing an architecture's name.
 //! Invariant: a descriptor that passed [`Descriptor::validate`] describes a network that can be built and run.
 
+mod decision;
 mod difference;
 mod ffn;
 mod latent;
@@ -13,6 +14,7 @@ mod plain;
 mod pooling;
 mod recurrent;
 
+pub use decision::{DecisionDescriptor, N_QUESTION_TYPES};
 pub(crate) use difference::{Difference, ROUNDING, differences};
 pub use ffn::{
     BesideDescriptor, DenseDescriptor, FfnDescriptor, GateUpOrder, LatentExperts, MoeDescriptor,
@@ -79,6 +81,8 @@ pub struct Descriptor {
     pub has_output_norm: bool,
     /// How a sequence is pooled to one row, for networks trained for that.
     pub pooling: Option<PoolingDescriptor>,
+    /// The head that scores the options of questions. Such a network gives a row for each token instead of pooling.
+    pub decision: Option<DecisionDescriptor>,
     /// The source of the output head's weights.
     pub head: OutputHead,
     /// Number of ranks that compute parts of the network, whose halves of a layer are summed; 1 for a whole network.
@@ -366,11 +370,14 @@ impl Descriptor {
         if let Some(pooling) = &self.pooling {
             pooling.validate()?;
         }
+        if let Some(decision) = self.decision {
+            decision.validate(self.layers.len())?;
+        }
         if self.is_encoder() {
             check(
                 "pooling of an encoder",
                 "missing",
-                self.pooling.is_some(),
+                self.pooling.is_some() || self.decision.is_some(),
                 "mean, first, last or rank",
             )?;
         }
@@ -390,6 +397,9 @@ impl Descriptor {
 
     /// Returns the width of a row of a step's results.
     pub fn output_width(&self) -> usize {
+        if self.decision.is_some() {
+            return N_QUESTION_TYPES;
+        }
         let pooling = self.pooling.as_ref();
         pooling.map_or(self.n_embd, |pooling| pooling.output_width(self.n_embd))
     }

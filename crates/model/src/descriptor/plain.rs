@@ -43,6 +43,7 @@ impl Descriptor {
             residual_scale: 1.0,
             has_output_norm: true,
             pooling: None,
+            decision: None,
             n_ranks: 1,
             head: OutputHead::OwnIfPresent,
             head_bias: Presence::Absent,

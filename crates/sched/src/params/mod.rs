@@ -90,7 +90,7 @@ pub enum ForwardRows {
     /// Raw logits, `n_vocab` numbers a row.
     Logits,
     /// Hidden states after the final norm, `n_embd` numbers a row; if the network pools, the pooled row. An
-    /// encoder returns only the row of the last position, computed from all its tokens.
+    /// encoder that pools returns only the row of the last position, computed from all its tokens.
     Hidden,
 }
 

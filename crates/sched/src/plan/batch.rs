@@ -83,7 +83,7 @@ pub(crate) fn build_batch<'m>(
                 batch.logit_rows.extend(n_tokens - n_rows..n_tokens);
                 batch.outputs.resize(batch.logit_rows.len(), RowOutput::Logits);
             }
-            PlannedOutput::Hidden { .. } if limits.is_encoder => {
+            PlannedOutput::Hidden { .. } if limits.pools_whole_sequences() => {
                 let row = limits.pooled_row(n_tokens - row.n_tokens, n_tokens - 1);
                 batch.hidden_rows.push(row);
             }

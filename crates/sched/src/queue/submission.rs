@@ -313,9 +313,9 @@ pub(crate) fn check_forward(
     if limits.is_encoder && params.rows == ForwardRows::Logits {
         return Err(EngineError::PredictsNoTokens);
     }
-    // An encoder's only row is computed from all its tokens, and belongs to the last position.
+    // The only row of an encoder that pools is computed from all its tokens, and belongs to the last position.
     let is_one_row = params.from + 1 == tokens.len();
-    if params.from >= tokens.len() || limits.is_encoder && !is_one_row {
+    if params.from >= tokens.len() || limits.pools_whole_sequences() && !is_one_row {
         return Err(EngineError::RowsOutOfRange {
             from: params.from,
             n_tokens: tokens.len(),

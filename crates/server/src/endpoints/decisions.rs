@@ -115,6 +115,7 @@ pub(super) async fn system_one(app: Arc<App>, mut call: Call) -> Result<Response
     let params = DecideParams {
         permutations: request.permutations.unwrap_or(1),
         cache_salt: call.tenant.cache_salt(salt(request.cache_salt.as_deref())?),
+        names: asked.names().to_vec(),
         ..DecideParams::default()
     };
     let place = |question_idx: usize| inner_path("questions", &asked.names()[question_idx]);

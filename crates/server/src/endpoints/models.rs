@@ -81,6 +81,7 @@ fn modalities(facts: Option<&ModelFacts>, sees: bool) -> Value {
         None | Some(Task::Text) => "text",
         Some(Task::Embeddings) => "embeddings",
         Some(Task::Ranks) => "rerank",
+        Some(Task::Decisions) => "decisions",
     };
     json!({ "input_modalities": input, "output_modalities": [output] })
 }

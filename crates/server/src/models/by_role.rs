@@ -65,7 +65,7 @@ impl Reading {
     /// Returns the role of the model; `None` until it is known.
     pub(super) fn role(&self, spec: &ModelSpec) -> Option<Role> {
         match (spec.role, self.facts.as_ref().map(|facts| facts.task)) {
-            (Role::Chat, Some(Task::Text)) => Some(Role::Chat),
+            (Role::Chat, Some(Task::Text | Task::Decisions)) => Some(Role::Chat),
             (Role::Chat, Some(Task::Embeddings)) => Some(Role::Embedding),
             (Role::Chat, Some(Task::Ranks)) => Some(Role::Rank),
             (Role::Chat, None) => self.is_over.then_some(Role::Chat),

@@ -399,7 +399,7 @@ fn added_tokens(source: &Source<'_>, pre: &str) -> Result<Vec<AddedToken>, Token
         .to_lowercase();
     let architecture = source.metadata.opt_str("general.architecture")?.unwrap_or("");
     let is_phi3 = name.contains("phi-3") || name.contains("phi3");
-    let mask_strips = matches!(pre, "jina-v2-de" | "jina-v2-es" | "jina-v2-code")
+    let mask_strips = matches!(pre, "jina-v2-de" | "jina-v2-es" | "jina-v2-code" | "mmbert")
         || matches!(architecture, "nomic-bert-moe" | "jina-bert-v3");
     let tokens = source
         .iter()

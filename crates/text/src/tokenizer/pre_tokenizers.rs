@@ -8,7 +8,7 @@
 use crate::TokenizerError;
 
 use super::split::{
-    Behavior, Contractions, DigitGroups, Digits, Pattern, Spaces, Step, SymbolTail, WordRule,
+    Behavior, Contractions, DigitGroups, Digits, Pattern, Prepend, Spaces, Step, SymbolTail, WordRule,
 };
 
 /// The pre-tokenizer of a `tokenizer.ggml.pre` name.
@@ -43,6 +43,8 @@ enum Rule {
     /// Matches vanish.
     Remove(&'static str),
     Groups(DigitGroups),
+    /// Each space, one put before the text included, begins a piece.
+    Spaces,
 }
 
 use Rule::{Groups, Pattern as Regex, Remove, Words};
@@ -53,6 +55,7 @@ const QWEN2: &[Rule] = &[Words(WordRule::QWEN2)];
 const GPT4O: &[Rule] = &[Words(WordRule::GPT4O)];
 const DIGITS_GPT2: &[Rule] = &[Regex(r"\p{N}"), Words(WordRule::GPT2)];
 const LINES: &[Rule] = &[Regex(r"[^\n]+|[\n]+")];
+const LINES_OF_WORDS: &[Rule] = &[Regex(r"[^\n]+|[\n]+"), Rule::Spaces];
 const BLOOM: &[Rule] = &[Regex(r" ?[^(\s|.,!?…。，、।۔،)]+")];
 const DEEPSEEK3_WORDS: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}\~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##;
 const SPARK: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}\~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+|[\r\n]|\s+(?!\S)|\s+"##;
@@ -159,6 +162,11 @@ pub(crate) fn find(name: &str) -> Result<PreTokenizer, TokenizerError> {
             adds_bos = true;
             LINES
         }
+        "mmbert" => {
+            spelling = Spelling::Metaspace;
+            adds_bos = true;
+            LINES_OF_WORDS
+        }
         "sarvam-moe" => {
             spelling = Spelling::Metaspace;
             LINES
@@ -248,6 +256,10 @@ fn compile(rule: &Rule) -> Result<Step, TokenizerError> {
     Ok(match rule {
         Words(rule) => Step::Words(*rule),
         Groups(groups) => Step::DigitGroups(*groups),
+        Rule::Spaces => Step::Metaspace {
+            prepend: Prepend::UnlessLineBreaks,
+            split: true,
+        },
         Regex(source) => Step::Pattern(Pattern::new(source, Behavior::Isolated, false)?),
         Remove(source) => Step::Pattern(Pattern::new(source, Behavior::Removed, false)?),
     })
@@ -295,6 +307,7 @@ pub(super) mod tests {
         "jais-2",
         "gemma4",
         "granite-embed-multi-311m",
+        "mmbert",
         "sarvam-moe",
         "jina-v1-en",
         "jina-v2-code",
@@ -362,10 +375,10 @@ pub(super) mod tests {
             let pre = find(name).unwrap_or_else(|error| panic!("{name}: {error}"));
             let mut joined = String::new();
             split::run(&pre.steps, text, true, &mut |piece| joined.push_str(piece));
-            let expected: String = if *name == "whitespace" {
-                text.split_whitespace().collect()
-            } else {
-                text.into()
+            let expected: String = match *name {
+                "whitespace" => text.split_whitespace().collect(),
+                "mmbert" => format!("▁{}", text.replace(' ', "▁")),
+                _ => text.into(),
             };
             assert_eq!(joined, expected, "{name}");
         }

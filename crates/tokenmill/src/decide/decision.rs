@@ -69,25 +69,31 @@ impl Decision {
             return None;
         }
         let of_label = |&label: &u32| f64::from(logits[label as usize]);
-        let top_label = labels.iter().map(of_label).fold(f64::NEG_INFINITY, f64::max);
+        let of_options: Vec<f64> = labels.iter().map(of_label).collect();
+        let top_label = of_options.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let top = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
         if !top_label.is_finite() || !top.is_finite() {
             return None;
         }
-        let mut probabilities: Vec<f64> = labels
-            .iter()
-            .map(|label| ((of_label(label) - top_label) / temperature).exp())
-            .collect();
-        let sum: f64 = probabilities.iter().sum();
-        for probability in &mut probabilities {
-            *probability /= sum;
-        }
-        let of_labels: f64 = labels.iter().map(|label| (of_label(label) - top).exp()).sum();
+        let of_labels: f64 = of_options.iter().map(|logit| (logit - top).exp()).sum();
         let of_all: f64 = logits.iter().map(|&logit| (f64::from(logit) - top).exp()).sum();
         Some(Self {
-            probabilities,
+            probabilities: softmax(&of_options, temperature),
             label_mass: of_labels / of_all,
         })
+    }
+
+    /// Divides the logarithms of the probabilities by a temperature.
+    pub(super) fn tempered(&self, temperature: f64) -> Self {
+        if temperature == 1.0 {
+            return self.clone();
+        }
+        // The smallest number stands for 0, whose logarithm is none.
+        let logs = self.probabilities.iter().map(|p| p.max(f64::MIN_POSITIVE).ln());
+        Self {
+            probabilities: softmax(&logs.collect::<Vec<_>>(), temperature),
+            label_mass: self.label_mass,
+        }
     }
 
     /// Averages the answers to a question in several orders.
@@ -102,6 +108,18 @@ impl Decision {
             label_mass: mean(&|reading| reading.label_mass),
         }
     }
+}
+
+/// Returns the softmax of finite values at a temperature.
+pub(super) fn softmax(values: &[f64], temperature: f64) -> Vec<f64> {
+    let top = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let weights = values.iter().map(|value| ((value - top) / temperature).exp());
+    let mut weights: Vec<f64> = weights.collect();
+    let sum: f64 = weights.iter().sum();
+    for weight in &mut weights {
+        *weight /= sum;
+    }
+    weights
 }
 
 #[cfg(test)]

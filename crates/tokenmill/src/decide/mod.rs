@@ -1,16 +1,19 @@
 //! [`Decisions`]: the answers to typed questions about one state, as probabilities of their options.
 //!
 //! A decision is a prefill without a decode: it reads the logits after the last token of a prompt, at the tokens of the labels.
-//! So any chat model answers. The prompts of all questions begin with the state; that part is computed first, and the questions then follow it in
-//! one batch from the prefix cache. Invariant: an answer is the same to the bit whether its question is asked alone, with others,
-//! or again.
+//! So any chat model answers, and models that were trained for it answer in the way that their files state. The prompts of all questions
+//! begin with the state; that part is computed first, and the questions then follow it in one batch from the prefix cache. Invariant: an
+//! answer is the same to the bit whether its question is asked alone, with others, or again.
 
 mod decision;
+mod family;
 mod json_object;
 mod label_tokens;
 mod question;
+mod readout;
 mod state;
 mod system_one;
+mod temperatures;
 mod wording;
 
 use std::{
@@ -22,10 +25,13 @@ use std::{
 
 use tokenmill_backend::PAGE_TOKENS;
 use tokenmill_sched::{Engine, EngineError, ForwardParams, ForwardRows, Media, MediaSpan};
+use tokenmill_text::Tokenizer;
 
 use self::{
+    family::{Asking, RowsOfPrompt},
     label_tokens::LabelTokens,
     question::check,
+    readout::{Reading, Readout},
     wording::{labels_of_options, message},
 };
 use crate::{
@@ -39,6 +45,7 @@ use crate::{
 
 pub use crate::decide_error::DecideError;
 
+pub(crate) use self::family::{DecisionFamily, has_pointer_head, open_family};
 pub use self::{
     decision::Decision,
     json_object::{JsonObject, inner_path, text_of},
@@ -47,6 +54,7 @@ pub use self::{
     },
     state::{MAX_IMAGES, State},
     system_one::{SystemOneQuestions, image_of_part, images_of, state_of},
+    temperatures::{DecisionTemperatures, KnownAnswers},
     wording::DECISION_PROMPT_VERSION,
 };
 
@@ -67,6 +75,10 @@ pub struct DecideParams {
     pub deadline: Option<Duration>,
     /// Separates its cached prompts from those of requests with another salt.
     pub cache_salt: u64,
+    /// Names of the questions, for models whose prompts have them. Questions without are numbered.
+    pub names: Vec<String>,
+    /// Whether the temperatures next to the model are applied.
+    pub applies_fitted: bool,
 }
 
 impl Default for DecideParams {
@@ -76,6 +88,8 @@ impl Default for DecideParams {
             temperature: 1.0,
             deadline: None,
             cache_salt: 0,
+            names: Vec::new(),
+            applies_fitted: true,
         }
     }
 }
@@ -86,7 +100,7 @@ impl DecideParams {
     /// # Errors
     /// Questions, options, images or texts that are too many or too long, options that are alike, and parameters out of range.
     pub fn check(&self, state: &State, questions: &[Question]) -> Result<(), DecideError> {
-        check(questions, state.n_bytes(), self.permutations)?;
+        self.check_extent(state, questions, (1, 0))?;
         if state.n_images() > MAX_IMAGES {
             return Err(DecideError::ImageCount {
                 found: state.n_images(),
@@ -99,15 +113,41 @@ impl DecideParams {
         }
         Ok(())
     }
+
+    /// Checks the number of prompts and the bytes of their texts, for a model that asks in at least `n_orders` orders and lists
+    /// `listed_bytes` of other questions in each prompt.
+    fn check_extent(
+        &self,
+        state: &State,
+        questions: &[Question],
+        (n_orders, listed_bytes): (usize, usize),
+    ) -> Result<(), DecideError> {
+        let permutations = match self.permutations {
+            0 => 0,
+            permutations => permutations.max(n_orders),
+        };
+        check(questions, state.n_bytes().saturating_add(listed_bytes), permutations)
+    }
 }
 
 /// A question that waits for its answer.
 #[derive(Debug)]
 struct Asked {
-    /// The token of each option's label, for each order of the options.
-    labels: VecDeque<Vec<u32>>,
+    /// The places of the options, for each of their orders.
+    readouts: VecDeque<Readout>,
+    /// Divides what is read.
+    temperature: f64,
+    /// Divides the logarithms of the answer.
+    fitted_temperature: f64,
     /// Answers in the orders that were read.
     readings: Vec<Decision>,
+}
+
+/// The prompts of a request, with the places of their images.
+#[derive(Debug, Default)]
+struct Prompts {
+    prompts: Vec<(Vec<u32>, Vec<PromptImage>)>,
+    asked: VecDeque<Asked>,
 }
 
 /// The part of all prompts that is computed before them.
@@ -123,15 +163,15 @@ struct Shared {
 #[derive(Debug)]
 pub struct Decisions {
     engine: Engine,
-    temperature: f64,
+    rows: RowsOfPrompt,
     cache_salt: u64,
     deadline: Option<Instant>,
     shared: Option<Shared>,
     passes: Option<ForwardPasses>,
     asked: VecDeque<Asked>,
     question_idx: usize,
-    /// Answer of the row that was read last.
-    reading: Option<Decision>,
+    /// What was read of the prompt that is being computed.
+    reading: Reading,
     n_prompt_tokens: usize,
     /// Tokens that were computed for the common beginning.
     n_shared_computed: usize,
@@ -178,21 +218,18 @@ impl Decisions {
         let no_numbers = DecideError::NoNumbers {
             question_idx: self.question_idx,
         };
-        while let Some(labels) = asked.labels.front() {
-            let (reading, temperature) = (&mut self.reading, self.temperature);
-            let done = ready!(passes.poll(context, |logits| {
-                *reading = Decision::of_logits(logits, labels, temperature);
-            }));
+        while let Some(readout) = asked.readouts.front() {
+            let (reading, temperature) = (&mut self.reading, asked.temperature);
+            let done = ready!(passes.poll(context, |row| reading.add(readout, row, temperature)));
             let Some(done) = done else {
                 return Poll::Ready(None);
             };
             done?;
-            asked
-                .readings
-                .push(self.reading.take().ok_or_else(|| no_numbers.clone())?);
-            asked.labels.pop_front();
+            let answer = reading.finish(readout, temperature);
+            asked.readings.push(answer.ok_or_else(|| no_numbers.clone())?);
+            asked.readouts.pop_front();
         }
-        let decision = Decision::mean_of(&asked.readings);
+        let decision = Decision::mean_of(&asked.readings).tempered(asked.fitted_temperature);
         self.asked.pop_front();
         self.question_idx += 1;
         Poll::Ready(Some(Ok(decision)))
@@ -204,11 +241,11 @@ impl Decisions {
             max_open: MAX_OPEN,
             is_begun,
         };
-        let cache_salt = self.cache_salt;
-        ForwardPasses::start_at(&self.engine, prompts, pace, self.deadline, move |n_tokens| {
+        let (cache_salt, rows) = (self.cache_salt, self.rows);
+        ForwardPasses::start_at(&self.engine, prompts, pace, self.deadline, move |prompt| {
             ForwardParams {
                 cache_salt,
-                ..ForwardParams::new(ForwardRows::Logits, n_tokens.saturating_sub(1))
+                ..rows.params(prompt)
             }
         })
     }
@@ -217,7 +254,8 @@ impl Decisions {
     fn begin(&mut self, prompts: Vec<PassInput>) -> Result<(), Error> {
         let n_shared = n_shared(&prompts);
         let n_saved = n_shared.saturating_mul(prompts.len().saturating_sub(1));
-        if n_saved < LEAST_SAVED_TOKENS || !self.engine.config().uses_prefix_cache {
+        let keeps_pages = self.engine.config().uses_prefix_cache && !self.engine.limits().is_encoder;
+        if n_saved < LEAST_SAVED_TOKENS || !keeps_pages {
             self.passes = Some(self.ask(prompts, false)?);
             return Ok(());
         }
@@ -357,43 +395,43 @@ impl Model {
             Error::from(EngineError::DeadlineExceeded { elapsed })
         };
         let words = self.words();
-        if self.engine().limits().is_encoder {
+        let family = words.decision_family()?;
+        if let Some(family) = family {
+            params.check_extent(state, questions, family.extent(questions))?;
+        } else if self.engine().limits().is_encoder {
             return Err(EngineError::PredictsNoTokens.into());
         }
-        let place = words.answer_place()?;
-        let mut tokens = LabelTokens::new(words.tokenizer(), &place);
-        let mut asked = VecDeque::with_capacity(questions.len());
-        let mut prompts = Vec::with_capacity(questions.len());
         let maximum = self.n_ctx();
-        for (question_idx, question) in questions.iter().enumerate() {
-            let labels = tokens.choose(question, question_idx)?;
-            let of_labels = tokens.tokens(&labels.texts).expect("the labels were chosen so");
-            let mut of_orders = VecDeque::new();
-            for order in question.orders(params.permutations) {
-                if !is_wanted() {
-                    return Ok(None);
-                }
-                let content = message(state, question, &order, &labels);
-                let shown = state.images().cloned().collect();
-                let (prompt, images) = words.encode_showing(&without_reasoning(content), shown)?;
-                let provided = prompt.len();
-                if provided > maximum {
-                    return Err(EngineError::ContextLimitExceeded { provided, maximum }.into());
-                }
-                if !tokens.follow(&prompt) {
-                    return Err(DecideError::OtherEnd { question_idx }.into());
-                }
-                if is_late() {
-                    return Err(too_late());
-                }
-                let of_options = labels_of_options(&order, question).into_iter();
-                of_orders.push_back(of_options.map(|label_idx| of_labels[label_idx]).collect());
-                prompts.push((prompt, images));
+        let may_go_on = |prompt: &[u32]| {
+            let provided = prompt.len();
+            if provided > maximum {
+                return Err(EngineError::ContextLimitExceeded { provided, maximum }.into());
             }
-            asked.push_back(Asked {
-                labels: of_orders,
-                readings: Vec::new(),
-            });
+            if is_late() { Err(too_late()) } else { Ok(()) }
+        };
+        let gate = Gate {
+            is_wanted,
+            check_prompt: &may_go_on,
+        };
+        let asking = Asking {
+            questions,
+            names: &params.names,
+        };
+        let written = match family {
+            Some(family) => {
+                let text = state.as_text().ok_or_else(|| words.no_vision())?;
+                family_prompts(family, words.tokenizer(), (text, asking), params, gate)?
+            }
+            None => self.chat_prompts(state, asking, params, gate)?,
+        };
+        let Some(Prompts { prompts, mut asked }) = written else {
+            return Ok(None);
+        };
+        if params.applies_fitted {
+            let fitted = words.decision_temperatures();
+            for (asked, question) in asked.iter_mut().zip(questions) {
+                asked.fitted_temperature = fitted.of(&question.kind);
+            }
         }
         let prompts = self.see_once(prompts, params.cache_salt, &|| is_wanted() && !is_late())?;
         let Some(prompts) = prompts else {
@@ -401,19 +439,56 @@ impl Model {
         };
         let mut decisions = Decisions {
             engine: self.engine().clone(),
-            temperature: params.temperature,
+            rows: family.map_or(RowsOfPrompt::LastLogits, DecisionFamily::rows),
             cache_salt: params.cache_salt,
             deadline,
             shared: None,
             passes: None,
             asked,
             question_idx: 0,
-            reading: None,
+            reading: Reading::default(),
             n_prompt_tokens: prompts.iter().map(|prompt| prompt.tokens.len()).sum(),
             n_shared_computed: 0,
         };
         decisions.begin(prompts)?;
         Ok(Some(decisions))
+    }
+
+    /// Writes the prompts of a chat model, which answers with labels; `None` once they are not wanted.
+    fn chat_prompts(
+        &self,
+        state: &State,
+        asking: Asking<'_>,
+        params: &DecideParams,
+        gate: Gate<'_>,
+    ) -> Result<Option<Prompts>, Error> {
+        let words = self.words();
+        let place = words.answer_place()?;
+        let mut tokens = LabelTokens::new(words.tokenizer(), &place);
+        let mut all = Prompts::default();
+        for (question_idx, question) in asking.questions.iter().enumerate() {
+            let labels = tokens.choose(question, question_idx)?;
+            let of_labels = tokens.tokens(&labels.texts).expect("the labels were chosen so");
+            let mut readouts = VecDeque::new();
+            for order in question.orders(params.permutations) {
+                if !(gate.is_wanted)() {
+                    return Ok(None);
+                }
+                let content = message(state, question, &order, &labels);
+                let shown = state.images().cloned().collect();
+                let (prompt, images) = words.encode_showing(&without_reasoning(content), shown)?;
+                (gate.check_prompt)(&prompt)?;
+                if !tokens.follow(&prompt) {
+                    return Err(DecideError::OtherEnd { question_idx }.into());
+                }
+                let of_options = labels_of_options(&order, question).into_iter();
+                let of_options = of_options.map(|label_idx| of_labels[label_idx]);
+                readouts.push_back(Readout::Labels(of_options.collect()));
+                all.prompts.push((prompt, images));
+            }
+            all.asked.push_back(Asked::new(readouts, params.temperature));
+        }
+        Ok(Some(all))
     }
 
     /// Makes the rows of the images, which all prompts have in the same order; `None` once they are not wanted.
@@ -439,6 +514,53 @@ impl Model {
         });
         Ok(Some(inputs.collect()))
     }
+}
+
+impl Asked {
+    fn new(readouts: VecDeque<Readout>, temperature: f64) -> Self {
+        Self {
+            readouts,
+            temperature,
+            fitted_temperature: 1.0,
+            readings: Vec::new(),
+        }
+    }
+}
+
+/// Conditions under which prompts are written.
+#[derive(Clone, Copy)]
+struct Gate<'a> {
+    /// Returns false once nobody waits for the answers.
+    is_wanted: &'a dyn Fn() -> bool,
+    /// Refuses a prompt that is too long or too late.
+    check_prompt: &'a dyn Fn(&[u32]) -> Result<(), Error>,
+}
+
+/// Writes the prompts of a model that was trained for decisions; `None` once they are not wanted.
+fn family_prompts(
+    family: &DecisionFamily,
+    tokenizer: &Tokenizer,
+    (state, asking): (&str, Asking<'_>),
+    params: &DecideParams,
+    gate: Gate<'_>,
+) -> Result<Option<Prompts>, Error> {
+    family.check(asking.questions)?;
+    let mut all = Prompts::default();
+    for (question_idx, question) in asking.questions.iter().enumerate() {
+        let mut readouts = VecDeque::new();
+        for order in family.orders(question, params.permutations) {
+            if !(gate.is_wanted)() {
+                return Ok(None);
+            }
+            let prompt = family.prompt(tokenizer, state, asking, question_idx, &order)?;
+            (gate.check_prompt)(&prompt.tokens)?;
+            readouts.push_back(prompt.readout);
+            all.prompts.push((prompt.tokens, Vec::new()));
+        }
+        let temperature = params.temperature * family.temperature(question);
+        all.asked.push_back(Asked::new(readouts, temperature));
+    }
+    Ok(Some(all))
 }
 
 #[cfg(test)]

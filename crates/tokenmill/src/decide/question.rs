@@ -133,7 +133,7 @@ impl Question {
     }
 
     /// Returns the bytes of all its texts.
-    fn n_bytes(&self) -> usize {
+    pub(super) fn n_bytes(&self) -> usize {
         let options = self.option_texts();
         let of_options: usize = options.iter().map(|(name, text)| name.len() + text.len()).sum();
         self.instructions.len() + of_options

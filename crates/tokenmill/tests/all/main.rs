@@ -4,6 +4,7 @@
 
 mod conversion;
 mod decide;
+mod decide_families;
 mod encoders;
 mod examples;
 mod forced_calls;

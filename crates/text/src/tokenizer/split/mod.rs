@@ -21,6 +21,8 @@ pub(crate) const METASPACE: &str = "\u{2581}";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Prepend {
     Always,
+    /// Before every text but line breaks.
+    UnlessLineBreaks,
     /// Only at the very start of the text.
     AtStart,
     Never,
@@ -82,6 +84,7 @@ pub(crate) fn run(steps: &[Step], text: &str, is_start: bool, emit: &mut dyn FnM
             };
             let prepends = match prepend {
                 Prepend::Always => true,
+                Prepend::UnlessLineBreaks => !text.trim_start_matches('\n').is_empty(),
                 Prepend::AtStart => is_start,
                 Prepend::Never => false,
             };
@@ -138,6 +141,19 @@ mod tests {
             split: true,
         };
         assert_eq!(pieces(&[step], "a  b c"), ["▁a", "▁", "▁b", "▁c"]);
+    }
+
+    #[test]
+    fn lines_begin_with_a_space_and_line_breaks_do_not() {
+        let lines = Pattern::new(r"[^\n]+|[\n]+", Behavior::Isolated, false).unwrap();
+        let step = Step::Metaspace {
+            prepend: Prepend::UnlessLineBreaks,
+            split: true,
+        };
+        assert_eq!(
+            pieces(&[Step::Pattern(lines), step], "a b\n\n c\n"),
+            ["▁a", "▁b", "\n\n", "▁c", "\n"]
+        );
     }
 
     #[test]

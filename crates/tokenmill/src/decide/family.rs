@@ -1,0 +1,295 @@
+//! [`DecisionFamily`]: how a model that was trained for decisions is asked, as its file says.
+//!
+//! Such a file names its family, and has the template of its prompts and the temperatures of its answers. Apart from the way in which
+//! any chat model is asked, whose wording is this project's. Invariant: control tokens come from the file's template only; in a state
+//! or a question, their spelling is text.
+//!
+//! Source: llama.cpp, `tools/server/server-decision.cpp` and `conversion/`.
+
+mod flattened;
+mod layout;
+mod open;
+mod variables;
+
+use std::collections::BTreeMap;
+
+use serde_json::Map;
+use tokenmill_sched::{ForwardParams, ForwardRows};
+use tokenmill_text::{
+    ChatPrompt, Tokenizer,
+    template::{ChatContext, RenderOptions},
+};
+
+pub(crate) use self::open::{has_pointer_head, open_family};
+use self::{layout::HeadLayout, variables::json_or_text};
+use super::{
+    question::{Question, QuestionKind},
+    readout::Readout,
+};
+use crate::{Error, decide_error::DecideError};
+
+/// The families whose files can be asked. Julia's files say that they are Laya's.
+pub(crate) const FAMILIES: [&str; 5] = ["kev", "laya", "lev", "nimble", "openjev"];
+
+/// Points of the scale on which Lev answers a yes/no question: certainly no first.
+const N_RATINGS: usize = 9;
+
+/// A model that was trained for decisions.
+#[derive(Debug)]
+pub(crate) struct DecisionFamily {
+    kind: FamilyKind,
+    prompt: ChatPrompt,
+    /// By the type of question, and by that and the number of options.
+    temperatures: BTreeMap<String, f64>,
+}
+
+/// The families.
+#[derive(Debug)]
+enum FamilyKind {
+    /// A letter for each option.
+    OpenJev(Labels),
+    /// A code for each option; a choice is asked in two orders, and a yes/no question on a scale.
+    Lev(Labels),
+    /// A code for each option, with all questions of a request in each prompt.
+    Nimble(Labels),
+    /// A score at the mark before each option.
+    Laya(HeadLayout),
+    /// A key at the mark behind each option, and a query at the end.
+    Kev { mark: u32 },
+}
+
+/// The labels that a family has, in their order.
+#[derive(Debug, Default)]
+struct Labels {
+    texts: Vec<String>,
+    tokens: Vec<u32>,
+}
+
+/// A prompt, and how its results become an answer.
+#[derive(Debug)]
+pub(super) struct FamilyPrompt {
+    pub(super) tokens: Vec<u32>,
+    pub(super) readout: Readout,
+}
+
+impl DecisionFamily {
+    /// Checks that there is a label for each option.
+    pub(super) fn check(&self, questions: &[Question]) -> Result<(), DecideError> {
+        let maximum = self.max_options();
+        for (question_idx, question) in questions.iter().enumerate() {
+            let found = question.n_options();
+            if found > maximum {
+                return Err(DecideError::OptionCount {
+                    question_idx,
+                    found,
+                    minimum: 1,
+                    maximum,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the most options of a question.
+    fn max_options(&self) -> usize {
+        match &self.kind {
+            FamilyKind::OpenJev(labels) | FamilyKind::Lev(labels) | FamilyKind::Nimble(labels) => {
+                labels.tokens.len()
+            }
+            FamilyKind::Laya(_) | FamilyKind::Kev { .. } => super::MAX_OPTIONS,
+        }
+    }
+
+    /// Returns the temperature of a question's answers.
+    pub(super) fn temperature(&self, question: &Question) -> f64 {
+        let n = question.n_options();
+        let bucket = match &self.kind {
+            FamilyKind::Lev(_) => match n {
+                ..=8 => "small",
+                9..=26 => "mid",
+                _ => "large",
+            },
+            _ => match n {
+                ..=2 => "2",
+                3..=5 => "3_5",
+                6..=10 => "6_10",
+                _ => "11",
+            },
+        };
+        let name = variables::type_name(question);
+        let found = self.temperatures.get(&format!("{name}.{bucket}"));
+        found
+            .or_else(|| self.temperatures.get(name))
+            .copied()
+            .unwrap_or(1.0)
+    }
+
+    /// Returns the fewest orders in which a question is asked, and the bytes of questions that each prompt lists.
+    pub(super) fn extent(&self, questions: &[Question]) -> (usize, usize) {
+        match &self.kind {
+            FamilyKind::OpenJev(_) | FamilyKind::Laya(_) | FamilyKind::Kev { .. } => (1, 0),
+            FamilyKind::Lev(_) => (2, 0),
+            FamilyKind::Nimble(_) => (1, questions.iter().map(Question::n_bytes).sum()),
+        }
+    }
+
+    /// Lists the orders in which a question's options are shown, at most `n` unless the family asks for more.
+    pub(super) fn orders(&self, question: &Question, n: usize) -> Vec<Vec<usize>> {
+        // Families but one show no before yes.
+        let is_predicate = matches!(question.kind, QuestionKind::Predicate { .. });
+        let has_no_first = is_predicate && !matches!(self.kind, FamilyKind::OpenJev(_));
+        let base = |option_idx: usize| if has_no_first { 1 - option_idx } else { option_idx };
+        let n = match (&self.kind, &question.kind) {
+            (FamilyKind::Lev(_), QuestionKind::Choice(_)) => n.max(2),
+            (FamilyKind::Lev(_), QuestionKind::Predicate { .. }) => 1,
+            _ => n,
+        };
+        let orders = question.orders(n).into_iter();
+        orders
+            .map(|order| order.into_iter().map(base).collect())
+            .collect()
+    }
+
+    /// Writes the prompt of a question whose options are shown in this order.
+    ///
+    /// # Errors
+    /// [`DecideError::OtherLayout`], and [`Error::Template`] where the file's template fails.
+    ///
+    /// # Panics
+    /// If [`Self::check`] refuses the questions.
+    pub(super) fn prompt(
+        &self,
+        tokenizer: &Tokenizer,
+        state: &str,
+        asked: Asking<'_>,
+        question_idx: usize,
+        order: &[usize],
+    ) -> Result<FamilyPrompt, Error> {
+        let question = &asked.questions[question_idx];
+        let labels = match &self.kind {
+            FamilyKind::Lev(labels) | FamilyKind::Nimble(labels) => Some(&labels.texts[..]),
+            FamilyKind::OpenJev(_) | FamilyKind::Laya(_) | FamilyKind::Kev { .. } => None,
+        };
+        let mut variables = Map::new();
+        variables::insert_question(&mut variables, question, asked.name(question_idx), order, labels);
+        variables.insert("state".to_owned(), json_or_text(state));
+        variables.insert("images".to_owned(), Vec::<String>::new().into());
+        match &self.kind {
+            FamilyKind::Nimble(_) => {
+                let all = asked
+                    .questions
+                    .iter()
+                    .enumerate()
+                    .map(|(question_idx, question)| {
+                        let order = self.orders(question, 1).remove(0);
+                        let mut variables = Map::new();
+                        let name = asked.name(question_idx);
+                        variables::insert_question(&mut variables, question, name, &order, labels);
+                        serde_json::Value::Object(variables)
+                    });
+                variables.insert("questions".to_owned(), all.collect());
+            }
+            FamilyKind::Lev(_) => variables.values_mut().for_each(variables::sort_keys),
+            FamilyKind::Kev { .. } => flattened::flatten_texts(&mut variables),
+            FamilyKind::OpenJev(_) | FamilyKind::Laya(_) => {}
+        }
+        let context = ChatContext {
+            extra: variables,
+            ..ChatContext::default()
+        };
+        let tokens = self
+            .prompt
+            .encode(tokenizer, &context, &RenderOptions::default())?;
+        let place_of = |option_idx: usize| {
+            let place = order.iter().position(|&shown| shown == option_idx);
+            place.expect("an order has every option")
+        };
+        let n_options = question.n_options();
+        let places = (0..n_options).map(place_of);
+        Ok(match &self.kind {
+            FamilyKind::Lev(labels) if matches!(question.kind, QuestionKind::Predicate { .. }) => {
+                FamilyPrompt {
+                    tokens,
+                    readout: Readout::Scale(labels.tokens[..N_RATINGS].to_vec()),
+                }
+            }
+            FamilyKind::OpenJev(labels) | FamilyKind::Lev(labels) | FamilyKind::Nimble(labels) => {
+                FamilyPrompt {
+                    tokens,
+                    readout: Readout::Labels(places.map(|place| labels.tokens[place]).collect()),
+                }
+            }
+            FamilyKind::Kev { mark } => {
+                let marks = tokens.iter().enumerate().filter(|&(_, token)| token == mark);
+                let marks: Vec<usize> = marks.map(|(place, _)| place).collect();
+                if marks.len() != n_options {
+                    return Err(DecideError::OtherLayout { question_idx }.into());
+                }
+                let rows = places.map(|place| marks[place] - marks[0]).collect();
+                FamilyPrompt {
+                    tokens,
+                    readout: Readout::Pointer { rows },
+                }
+            }
+            FamilyKind::Laya(layout) => {
+                let (tokens, marks) =
+                    (layout.cut(&tokens, n_options)).ok_or(DecideError::OtherLayout { question_idx })?;
+                let rows = places.map(|place| marks[place] - marks[0]).collect();
+                let column = variables::column(question);
+                FamilyPrompt {
+                    tokens,
+                    readout: Readout::Marks { rows, column },
+                }
+            }
+        })
+    }
+
+    /// Returns which rows of a prompt are read.
+    pub(super) fn rows(&self) -> RowsOfPrompt {
+        match &self.kind {
+            FamilyKind::Laya(layout) => RowsOfPrompt::FromMark(layout.mark),
+            FamilyKind::Kev { mark } => RowsOfPrompt::FromMark(*mark),
+            _ => RowsOfPrompt::LastLogits,
+        }
+    }
+}
+
+/// The rows of a prompt that make an answer.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum RowsOfPrompt {
+    /// The logits behind the last token.
+    LastLogits,
+    /// The network's rows from the first mark on.
+    FromMark(u32),
+}
+
+impl RowsOfPrompt {
+    /// Returns the parameters of the pass over a prompt.
+    pub(super) fn params(self, prompt: &[u32]) -> ForwardParams {
+        let last = prompt.len().saturating_sub(1);
+        match self {
+            Self::LastLogits => ForwardParams::new(ForwardRows::Logits, last),
+            Self::FromMark(mark) => {
+                let first = prompt.iter().position(|&token| token == mark);
+                ForwardParams::new(ForwardRows::Hidden, first.unwrap_or(last))
+            }
+        }
+    }
+}
+
+/// The questions of a request with their names.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asking<'a> {
+    pub(super) questions: &'a [Question],
+    /// Names, as far as there are any.
+    pub(super) names: &'a [String],
+}
+
+impl Asking<'_> {
+    /// Returns the name of a question, or one by its number.
+    fn name(&self, question_idx: usize) -> String {
+        let name = self.names.get(question_idx).filter(|name| !name.is_empty());
+        name.cloned()
+            .unwrap_or_else(|| format!("question_{}", question_idx + 1))
+    }
+}

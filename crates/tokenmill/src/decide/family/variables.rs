@@ -1,0 +1,109 @@
+//! The variables with which a family's template writes a prompt.
+
+use serde_json::{Map, Value, json};
+
+use super::super::question::{Question, QuestionKind};
+
+/// Returns the type of a question as files and templates name it.
+pub(super) fn type_name(question: &Question) -> &'static str {
+    match question.kind {
+        QuestionKind::Predicate { .. } => "noul",
+        QuestionKind::Choice(_) => "choice",
+        QuestionKind::Score(_) => "score",
+    }
+}
+
+/// Returns the index of a question's type among the scores of a decision head.
+pub(super) fn column(question: &Question) -> usize {
+    match question.kind {
+        QuestionKind::Choice(_) => 0,
+        QuestionKind::Score(_) => 1,
+        QuestionKind::Predicate { .. } => 2,
+    }
+}
+
+/// Inserts the variables of a question whose options are shown in this order, with labels by place.
+pub(super) fn insert_question(
+    variables: &mut Map<String, Value>,
+    question: &Question,
+    name: String,
+    order: &[usize],
+    labels: Option<&[String]>,
+) {
+    let options = order.iter().enumerate().map(|(place, &option_idx)| {
+        let (key, description) = match &question.kind {
+            QuestionKind::Predicate { yes, no } => {
+                let (key, text) = [("true", yes), ("false", no)][option_idx];
+                (key.to_owned(), text)
+            }
+            QuestionKind::Choice(options) => {
+                let option = &options[option_idx];
+                (option.name.clone(), &option.description)
+            }
+            QuestionKind::Score(levels) => (option_idx.to_string(), &levels[option_idx]),
+        };
+        let description = match description.as_str() {
+            "" => Value::Null,
+            text => json_or_text(text),
+        };
+        let mut option = Map::from_iter([
+            ("key".to_owned(), key.into()),
+            ("description".to_owned(), description),
+        ]);
+        if let Some(labels) = labels {
+            option.insert("label".to_owned(), labels[place].as_str().into());
+        }
+        Value::Object(option)
+    });
+    let options = options.collect();
+    variables.insert("id".to_owned(), name.into());
+    variables.insert("type".to_owned(), type_name(question).into());
+    variables.insert("instructions".to_owned(), json_or_text(&question.instructions));
+    variables.insert("options".to_owned(), options);
+}
+
+/// Returns an object or a list where the text is one as compact JSON, as requests' objects and lists are given, and otherwise the text.
+/// Each family's template writes them in its own form.
+pub(super) fn json_or_text(text: &str) -> Value {
+    if text.starts_with(['{', '['])
+        && let Ok(value) = serde_json::from_str::<Value>(text)
+        && value.to_string() == text
+    {
+        return value;
+    }
+    json!(text)
+}
+
+/// Sorts the keys of all objects.
+pub(super) fn sort_keys(value: &mut Value) {
+    match value {
+        Value::Object(map) => {
+            let mut entries: Vec<_> = std::mem::take(map).into_iter().collect();
+            entries.sort_by(|(a, _), (b, _)| a.cmp(b));
+            map.extend(entries);
+            map.values_mut().for_each(sort_keys);
+        }
+        Value::Array(items) => items.iter_mut().for_each(sort_keys),
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn compact_json_is_an_object_and_other_text_is_text() {
+        assert_eq!(json_or_text(r#"{"b":[1,2.5]}"#), json!({ "b": [1, 2.5] }));
+        for text in ["plain", "", "{", r#"{"a": 1}"#, "[1", "3"] {
+            assert_eq!(json_or_text(text), json!(text));
+        }
+    }
+
+    #[test]
+    fn keys_are_sorted_at_every_depth() {
+        let mut value = json!({ "b": [{ "d": 1, "c": 2 }], "a": null });
+        sort_keys(&mut value);
+        assert_eq!(value.to_string(), r#"{"a":null,"b":[{"c":2,"d":1}]}"#);
+    }
+}
