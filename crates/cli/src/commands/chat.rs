@@ -94,8 +94,6 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let constraint = args.constraint.constraint()?;
     let wanted = besides::of_generating(&args.vision, &args.speculation, &args.load)?;
     let path = args.load.fetch.resolve_with(&args.model, wanted)?;
-    // Echoed text would tear the progress bar apart.
-    let quiet = Unechoed::begin(Typed::Kept);
     let model = session::open(
         &path,
         &args.load,
@@ -106,7 +104,6 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         &args.vision,
         &args.asking.template,
     )?;
-    drop(quiet);
     if model.engine().limits().is_encoder {
         return Err(EngineError::PredictsNoTokens.into());
     }

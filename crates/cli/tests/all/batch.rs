@@ -83,10 +83,7 @@ fn a_file_without_a_request_is_no_batch() {
     }
     fs::write(&input, DEMO_GGUF).unwrap();
     let line = tokenmill(["batch", "demo", arg(&input), arg(&output)]).failed(3);
-    assert!(
-        line.contains("is a GGUF file; a text is expected here"),
-        "{line}"
-    );
+    assert!(line.contains("is a GGUF file; a text is expected here"), "{line}");
     assert!(!output.exists(), "no file is begun");
 }
 
