@@ -7,6 +7,8 @@
 mod pieces;
 mod script;
 
+use std::time::Duration;
+
 use pieces::{control_marks, cut, tokenizer};
 use script::{Script, Writer};
 
@@ -19,7 +21,7 @@ use crate::{
         format::{CallFormat, Shape},
         thinking::thinking_of,
     },
-    constraint::{ConstraintCompiler, ConstraintMatcher, ControlTokens, Segment},
+    constraint::{ConstraintCompiler, ConstraintLimits, ConstraintMatcher, ControlTokens, Segment},
 };
 
 /// Scripts for each family and way of reasoning; `TOKENMILL_TEST_SECONDS` and `TOKENMILL_TEST_SEED` try more.
@@ -141,7 +143,11 @@ fn check(format: &ReplyFormat, script: &Script, is_strict: bool, dice: &mut Dice
         }
         _ => {}
     }
-    let compiler = ConstraintCompiler::new(&tokenizer).map_err(|error| error.to_string())?;
+    let limits = ConstraintLimits {
+        longest_wait: Duration::from_mins(5),
+        ..ConstraintLimits::default()
+    };
+    let compiler = ConstraintCompiler::with_limits(&tokenizer, limits).map_err(|error| error.to_string())?;
     let compiled = compiler.compile(&constraint).map_err(|error| error.to_string())?;
     let mut matcher = compiled.matcher(&[256]);
     let mut ids = Vec::new();
