@@ -129,6 +129,9 @@ fn the_largest_value_of_any_field_takes_memory_once() {
             body["prompt"] = json!(vec!["Hi"; 256]);
             body["n"] = json!(1);
         }
+        if has("stream") && random.below(3) == 0 {
+            body["stream"] = json!(true);
+        }
         let body = body.to_string();
         // Count the height from zero.
         let _ = fs::write(format!("/proc/{}/clear_refs", server.id()), "5");

@@ -8,6 +8,7 @@ mod agents;
 mod any_name;
 mod babble;
 mod bodies;
+mod both_ways;
 mod calls;
 mod clients;
 mod connections;

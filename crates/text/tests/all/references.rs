@@ -1,5 +1,5 @@
-//! Generates rules of grammars, schemas, macros and values of chat templates that refer to themselves and to each other. Each is compiled
-//! or rendered, or refused, in bounded time, and nothing overflows a stack.
+//! Generates rules of grammars, schemas of answers and tools, macros and values of chat templates that refer to themselves and to
+//! each other. Each is compiled or rendered, or refused, in bounded time, and nothing overflows a stack.
 //!
 //! `TOKENMILL_TEST_SECONDS` and `TOKENMILL_TEST_SEED` try more.
 
@@ -18,7 +18,7 @@ use crate::support::references::{COMPILER, constraint_of};
 /// Most time of an answer. A compilation has less than a second of CPU time, and ten seconds on a busy machine.
 const LONGEST_WAIT: Duration = Duration::from_mins(1);
 
-/// Most CPU time of a rendering, in a build without optimisation.
+/// Most CPU time of a rendering, or of making a constraint of tools, in a build without optimisation.
 const MAX_WORK: Duration = Duration::from_secs(15);
 
 /// Returns the CPU time of this thread, if the system counts it.
@@ -32,7 +32,12 @@ fn rules_and_schemas_that_refer_to_each_other_are_answered_in_time() {
     for seed in rounds("references of grammars and schemas", 30) {
         let mut random = Random::new(seed);
         let input: Vec<u8> = (0..4 + random.below(200)).map(|_| random.bits() as u8).collect();
+        let begun = cpu_time();
         let constraint = constraint_of(&input).expect("there are enough bytes");
+        if let Some((begun, ended)) = begun.zip(cpu_time()) {
+            let work = ended.saturating_sub(begun);
+            assert!(work < MAX_WORK, "seed {seed}: {work:?} before compilation");
+        }
         let begun = Instant::now();
         let compiled = COMPILER.compile(&constraint);
         let took = begun.elapsed();

@@ -2,6 +2,7 @@
 //! language. Each is refused or compiled, and its work ends soon after the answer.
 
 use serde_json::{Map, Value, json};
+use tokenmill_testkit::{Random, rounds};
 
 use super::{
     tests::{bytes_tokenizer, calls_of},
@@ -270,5 +271,82 @@ fn what_was_refused_is_not_compiled_on() {
             !is_counted || matches!(compiled, Err(ConstraintError::Refused { .. })),
             "{name}: {compiled:?}"
         );
+    }
+}
+
+/// Makes a constraint whose cost is in its numbers, not in its references.
+fn costly(random: &mut Random, depth: usize) -> Value {
+    let n = 1_u64 << random.below(18);
+    let small = 1 + random.below(40);
+    let inner = |random: &mut Random| match depth {
+        0 => json!({"type": "string"}),
+        _ => costly(random, depth - 1),
+    };
+    let many = |n: u64, value: &dyn Fn(u64) -> Value| -> Value { (0..n.min(20_000)).map(value).collect() };
+    let fields = |n: u64, value: &dyn Fn(u64) -> Value| -> Value {
+        let fields = (0..n.min(5000)).map(|idx| (format!("p{idx}"), value(idx)));
+        Value::Object(fields.collect())
+    };
+    match random.below(16) {
+        0 => json!({"type": "integer", "multipleOf": 1 + random.below(20_000)}),
+        1 => json!({"type": "number", "multipleOf": 1.0 / n as f64}),
+        2 => json!({"type": "integer", "minimum": -(n as i64) * 37, "maximum": n * n}),
+        3 => json!({"type": "string", "minLength": n, "maxLength": 2 * n}),
+        4 => {
+            json!({"type": "string", "pattern": format!("^(.*{}.{{{small}}})+$", random.pick(&["a", "", "[a-f]"]))})
+        }
+        5 => json!({"type": "string", "pattern": format!("^((a|b){{1,{n}}}c?){{{small}}}$")}),
+        6 => json!({"enum": many(n, &|idx| json!(format!("w{}w", idx.wrapping_mul(0x9E37_79B9))))}),
+        7 => {
+            let item = inner(random);
+            json!({"type": "array", "items": item, "minItems": small, "maxItems": n})
+        }
+        8 => json!({"type": "array", "prefixItems": many(n.min(2000), &|idx| json!({"const": idx}))}),
+        9 => {
+            json!({"type": "object", "properties": fields(n, &|idx| json!({"const": idx})), "required": many(n, &|idx| json!(format!("p{idx}")))})
+        }
+        10 => {
+            json!({"type": "object", "patternProperties": {format!("^[a-z]{{1,{small}}}x"): inner(random), "^y.*z$": inner(random)}})
+        }
+        11 => json!({"anyOf": [inner(random), inner(random), inner(random)]}),
+        12 => json!({"allOf": [inner(random), inner(random)]}),
+        13 => {
+            json!({"oneOf": many(n.min(1000), &|idx| json!({"type": "object", "properties": {"k": {"const": idx}}, "required": ["k"]}))})
+        }
+        14 => {
+            json!({"type": "string", "format": *random.pick(&["date-time", "uri", "uuid", "ipv6", "email"]), "maxLength": small})
+        }
+        _ => {
+            let (first, second) = (inner(random), inner(random));
+            json!({"type": "object", "properties": {"a": first, "b": second}, "additionalProperties": inner(random)})
+        }
+    }
+}
+
+/// `TOKENMILL_TEST_SECONDS` and `TOKENMILL_TEST_SEED` try more.
+#[test]
+fn whatever_a_shape_costs_its_work_ends_soon() {
+    let compiler = ConstraintCompiler::new(&bytes_tokenizer()).unwrap();
+    for seed in rounds("costly shapes", 6) {
+        let mut random = Random::new(seed);
+        let depth = random.below(4);
+        let schema = costly(&mut random, depth);
+        let n = 1 + random.below(3000);
+        let constraint = match random.below(8) {
+            0 => calls_of(
+                &[("f", json!({"type": "object", "properties": {"a": schema}}))],
+                true,
+            ),
+            1 => Constraint::lark(format!("start: \"x\" a\na: %json {schema}\n")),
+            2 => Constraint::regex(format!("((a|b{{1,{n}}})c?){{1,{}}}", 1 + random.below(100))),
+            3 => Constraint::gbnf(format!(
+                "root ::= (\"a\" | [b-z]{{1,{n}}} | root \"c\"){{{}}}",
+                1 + n % 50
+            )),
+            _ => Constraint::json_schema(&schema),
+        };
+        let text = constraint.source();
+        let name = format!("seed {seed}: {}", text.chars().take(300).collect::<String>());
+        let _ = check_ends(&compiler, &name, &constraint);
     }
 }

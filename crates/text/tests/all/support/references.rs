@@ -1,4 +1,4 @@
-//! Grammars and schemas whose rules refer to each other at random, in every language, of up to some thousand rules.
+//! Grammars, schemas and tools whose rules refer to each other at random, in every language, of up to some thousand rules.
 //!
 //! The property test and the fuzz target share them. Invariant: the output depends only on the bytes.
 
@@ -8,7 +8,8 @@ use serde_json::{Map, Value, json};
 use tokenmill_gguf::{Metadata, StringArray};
 use tokenmill_text::{
     Tokenizer,
-    constraint::{Constraint, ConstraintCompiler},
+    calls::{ReplyFormat, ToolChoice, ToolSet},
+    constraint::{Constraint, ConstraintCompiler, ControlTokens},
 };
 
 /// Compiler for a vocabulary of all bytes and an end token.
@@ -86,17 +87,49 @@ pub(crate) fn constraint_of(input: &[u8]) -> Option<Constraint> {
     };
     let n = 1 + usize::from(*size) * [1, 1, 8, 80][usize::from(*scale) % 4];
     let choices = Choices(rest);
-    Some(match language % 6 {
+    Some(match language % 8 {
         0 => Constraint::gbnf(grammar(n, &choices, "root", "::=", "r")),
         1 => Constraint::lark(grammar(n, &choices, "start", ":", "r")),
         2 => Constraint::lark(grammar(n, &choices, "start", ":", "R")),
         3 => Constraint::json_schema(schema(n, &choices, false)),
         4 => Constraint::json_schema(schema(n, &choices, true)),
+        5 | 6 => calls(schema(n, &choices, language % 8 == 6), &choices),
         _ => Constraint::lark(format!(
             "start: \"x\" a\na: %json {}\n",
             schema(n, &choices, false)
         )),
     })
+}
+
+/// Pieces of chat templates by which formats of calls are recognized, one of each shape.
+const FORMATS: [&str; 8] = [
+    "<tool_call>",
+    "[TOOL_CALLS][ARGS]",
+    "<function=<parameter=",
+    "<arg_key>",
+    "<|tool_call_start|>",
+    "<|tool_call>",
+    "<|python_tag|>",
+    "<|channel|><|message|><|start|>",
+];
+
+/// Makes the constraint of calls of a tool with this schema. A format that cannot express it allows any text.
+fn calls(mut schema: Value, choices: &Choices<'_>) -> Constraint {
+    let kind = choices.at(5);
+    schema["type"] = json!("object");
+    schema["properties"] = json!({"text": {"$ref": "#/$defs/a0"}, "n": {"type": "integer"}});
+    if kind % 2 == 0 {
+        schema["required"] = json!(["text"]);
+        schema["additionalProperties"] = json!(false);
+    }
+    let function = json!({"name": "f", "strict": kind % 4 < 2, "parameters": schema});
+    let tools = ToolSet::from_openai(&json!([{"type": "function", "function": function}]));
+    let format = ReplyFormat::of_template(FORMATS[choices.at(6) % FORMATS.len()]);
+    let choice = [ToolChoice::Auto, ToolChoice::Required][kind / 4 % 2].clone();
+    let controls = ControlTokens::default();
+    format
+        .constraint(&tools, &choice, false, &controls, format.has_heads())
+        .unwrap_or_else(|_| Constraint::anything())
 }
 
 /// Writes a grammar; rules whose name is in capitals are terminals.

@@ -7,6 +7,8 @@
 mod pieces;
 mod script;
 
+use std::time::Duration;
+
 use pieces::{control_marks, cut, tokenizer};
 use script::{Script, Writer};
 
@@ -19,11 +21,22 @@ use crate::{
         format::{CallFormat, Shape},
         thinking::thinking_of,
     },
-    constraint::{ConstraintCompiler, ConstraintMatcher, ControlTokens, Segment},
+    constraint::{ConstraintCompiler, ConstraintLimits, ConstraintMatcher, ControlTokens, Segment},
 };
 
 /// Scripts for each family and way of reasoning; `TOKENMILL_TEST_SECONDS` and `TOKENMILL_TEST_SEED` try more.
 const N_SCRIPTS: u64 = 6;
+
+/// Places in each script where a limit cuts it. All take as long as the rest of the test.
+const N_CUTS: usize = 8;
+
+/// Folders with templates in the reference data.
+const TEMPLATES: [&str; 4] = [
+    "llama.cpp",
+    "minja-google/tests_files",
+    "minja-ochafik/tests",
+    "ollama/model/renderers/testdata",
+];
 
 fn tools(is_strict: bool) -> Value {
     json!([
@@ -39,21 +52,39 @@ fn tools(is_strict: bool) -> Value {
                 "is_on": {"type": "boolean"},
                 "inner": {"type": "object", "properties": {"key": {"type": "string"}, "list": {"type": "array", "items": {"type": "integer"}}},
                     "required": ["key"], "additionalProperties": false},
-                "list": {"type": "array", "items": {"type": "string"}}},
+                "list": {"type": "array", "items": {"type": "string"}},
+                "any": {"description": "Anything."}},
             "required": ["text"], "additionalProperties": false}}},
         {"type": "function", "function": {"name": "now", "strict": is_strict, "parameters": {
             "type": "object", "properties": {}, "additionalProperties": false}}},
     ])
 }
 
+/// Selects how an answer ends.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// By itself.
+    Whole,
+    /// By a limit; the beginning of a call is none of its calls.
+    Cut,
+}
+
 /// Reads an answer's calls, content and reasoning from pieces that arrive as they are cut.
-fn read(parser: &ReplyParser, pieces: &[&str]) -> Result<Script, String> {
+fn read(parser: &ReplyParser, pieces: &[&str], end: End) -> Result<Script, String> {
     let mut parser = parser.clone();
     let mut parts = Vec::new();
     for piece in pieces {
         parts.extend(parser.push(piece));
     }
-    parts.extend(parser.finish());
+    parts.extend(match end {
+        End::Whole => parser.finish(),
+        End::Cut => parser.cut(),
+    });
+    let n_read: usize = parts.iter().map(|piece| piece.source_bytes).sum();
+    let n_bytes: usize = pieces.iter().map(|piece| piece.len()).sum();
+    if n_read != n_bytes {
+        return Err(format!("{n_read} of {n_bytes} bytes are read"));
+    }
     let mut script = Script::default();
     let (mut called, mut arguments) = (String::new(), String::new());
     for piece in parts {
@@ -71,12 +102,36 @@ fn read(parser: &ReplyParser, pieces: &[&str]) -> Result<Script, String> {
                 script.calls.push((called.clone(), value));
             }
             Part::CallBroken { source, .. } => return Err(format!("broken off: {source:?}")),
+            Part::CallCut { .. } if end == End::Cut => {}
             Part::CallCut { .. } => return Err("cut".to_owned()),
             Part::Markup => {}
         }
     }
     Ok(script)
 }
+
+/// Checks that an answer that a limit cuts after some piece is the beginning of the whole one, and that no text follows the name of a call.
+fn check_cuts(parser: &ReplyParser, pieces: &[&str], whole: &Script, dice: &mut Dice) -> Result<(), String> {
+    for _ in 0..N_CUTS {
+        let pieces = &pieces[..dice.roll(pieces.len())];
+        let cut = read(parser, pieces, End::Cut).map_err(|fault| format!("cut after {pieces:?}: {fault}"))?;
+        let n_same = (cut.content.chars().zip(whole.content.chars()))
+            .take_while(|(cut, whole)| cut == whole)
+            .map(|(c, _)| c.len_utf8())
+            .sum::<usize>();
+        // The rest may be the beginning of a mark, or of a call without its name.
+        let rest = &cut.content[n_same..];
+        let (thought, thoughts) = (cut.reasoning.trim(), whole.reasoning.trim());
+        let is_beginning = whole.calls.starts_with(&cut.calls)
+            && !(rest.contains("act") && rest.contains("text"))
+            && (thought.starts_with(thoughts) || thoughts.starts_with(thought));
+        if !is_beginning {
+            return Err(format!("cut after {pieces:?} read as {cut:?}"));
+        }
+    }
+    Ok(())
+}
+
 /// Checks that the parser reads a script however it is cut, and that the mask allows it.
 fn check(format: &ReplyFormat, script: &Script, is_strict: bool, dice: &mut Dice) -> Result<(), String> {
     let name = format.calls.name;
@@ -95,7 +150,7 @@ fn check(format: &ReplyFormat, script: &Script, is_strict: bool, dice: &mut Dice
         let (content, reasoning) = (letters_of(&script.content), letters_of(&script.reasoning));
         (script.calls.clone(), content, reasoning)
     };
-    let whole = read(&parser, &[&script.text])?;
+    let whole = read(&parser, &[&script.text], End::Whole)?;
     if in_short(&whole) != in_short(script) {
         return Err(format!("read as {whole:?}"));
     }
@@ -104,7 +159,7 @@ fn check(format: &ReplyFormat, script: &Script, is_strict: bool, dice: &mut Dice
     let longest = [1 + dice.roll(5), 4 + dice.roll(40)][dice.roll(2)];
     let pieces = cut(&script.text, &controls, longest, dice);
     for pieces in [&letters, &pieces] {
-        let read = read(&parser, pieces)?;
+        let read = read(&parser, pieces, End::Whole)?;
         let all = |script: &Script| {
             (
                 script.calls.clone(),
@@ -116,6 +171,7 @@ fn check(format: &ReplyFormat, script: &Script, is_strict: bool, dice: &mut Dice
             return Err(format!("in pieces {pieces:?} read as {read:?}"));
         }
     }
+    check_cuts(&parser, &pieces, &whole, dice)?;
     let mut words: Vec<String> = (pieces.iter())
         .filter(|piece| piece.len() > 1 && !piece.contains('▁'))
         .map(|&piece| piece.to_owned())
@@ -141,7 +197,11 @@ fn check(format: &ReplyFormat, script: &Script, is_strict: bool, dice: &mut Dice
         }
         _ => {}
     }
-    let compiler = ConstraintCompiler::new(&tokenizer).map_err(|error| error.to_string())?;
+    let limits = ConstraintLimits {
+        longest_wait: Duration::from_mins(5),
+        ..ConstraintLimits::default()
+    };
+    let compiler = ConstraintCompiler::with_limits(&tokenizer, limits).map_err(|error| error.to_string())?;
     let compiled = compiler.compile(&constraint).map_err(|error| error.to_string())?;
     let mut matcher = compiled.matcher(&[256]);
     let mut ids = Vec::new();
@@ -192,7 +252,7 @@ fn check(format: &ReplyFormat, script: &Script, is_strict: bool, dice: &mut Dice
     take(&mut matcher, 256, &ids)
 }
 
-/// Lists the formats of the families, without reasoning and with the usual tags, and the formats of the templates in the repository.
+/// Lists the formats of the families, without reasoning and with the usual tags, and the formats of the templates in the reference data.
 fn formats() -> Vec<ReplyFormat> {
     let has_channels = |row: &CallFormat| matches!(row.shape, Shape::Channels(_));
     let mut formats: Vec<ReplyFormat> = Vec::new();
@@ -208,11 +268,14 @@ fn formats() -> Vec<ReplyFormat> {
             });
         }
     }
-    let folder = std::env::var_os("TOKENMILL_TEST_DATA")
-        .map(|data| std::path::PathBuf::from(data).join("templates/llama.cpp"));
-    for entry in folder
-        .and_then(|folder| std::fs::read_dir(folder).ok())
+    let folders = std::env::var_os("TOKENMILL_TEST_DATA")
         .into_iter()
+        .flat_map(|data| {
+            let templates = std::path::PathBuf::from(data).join("templates");
+            TEMPLATES.map(|folder| templates.join(folder))
+        });
+    for entry in folders
+        .filter_map(|folder| std::fs::read_dir(folder).ok())
         .flatten()
         .flatten()
     {

@@ -31,6 +31,30 @@ pub(super) struct Writer<'f> {
     pub(super) dice: Dice,
 }
 
+/// Selects the white space in JSON.
+#[derive(Clone, Copy)]
+enum Spaces {
+    None,
+    OnOneLine,
+    OnLines,
+}
+
+impl Spaces {
+    /// Joins members between brackets.
+    fn join(self, (open, close): (char, char), members: &[String], depth: usize) -> String {
+        match self {
+            _ if members.is_empty() => format!("{open}{close}"),
+            Spaces::None => format!("{open}{}{close}", members.join(",")),
+            Spaces::OnOneLine => format!("{open}{}{close}", members.join(", ")),
+            Spaces::OnLines => {
+                let (outer, inner) = ("  ".repeat(depth), "  ".repeat(depth + 1));
+                let members = members.join(&format!(",\n{inner}"));
+                format!("{open}\n{inner}{members}\n{outer}{close}")
+            }
+        }
+    }
+}
+
 impl Writer<'_> {
     fn one_of<'t>(&mut self, texts: &[&'t str]) -> &'t str {
         texts[self.dice.roll(texts.len())]
@@ -38,6 +62,14 @@ impl Writer<'_> {
 
     fn is_heads(&mut self) -> bool {
         self.dice.roll(2) == 0
+    }
+
+    /// Chooses one of a family's marks, mostly the first.
+    fn mark<'t>(&mut self, marks: &[&'t str]) -> &'t str {
+        match self.dice.roll(3) {
+            0 if !marks.is_empty() => self.one_of(marks),
+            _ => marks.first().copied().unwrap_or_default(),
+        }
     }
 
     /// Writes a text for an argument. Tags cannot express an empty one.
@@ -65,15 +97,41 @@ impl Writer<'_> {
             "https://a.b/c?d=e",
             "5\" or 7/8\"",
             "12\" a/b",
+            "```rust\nfn",
+            "\r\n",
+            "$1 %s {}",
+            "👩\u{200d}💻",
         ];
         let n = 1 + self.dice.roll(3);
         let parts: Vec<&str> = (0..n).map(|_| self.one_of(PARTS)).collect();
         parts.join(" ")
     }
 
+    /// Writes a list or an object that holds others, at most `depth` levels.
+    fn nested(&mut self, depth: usize) -> Value {
+        // Python and Gemma write keys without quotes, or differently.
+        let keys: &[&'static str] = match self.row.shape {
+            Shape::Literal(_) => &["a", "name", "arguments"],
+            _ => &["a", "name", "arguments", "b c", "\"q\"", "ü", "</x>", "}", ""],
+        };
+        let leaf = |this: &mut Self| match this.dice.roll(6) {
+            0 | 1 if depth > 1 => this.nested(depth - 1),
+            2 => this.text().into(),
+            3 => json!(-0.25),
+            4 => [Value::Null, json!(true), json!(12_345_678)][this.dice.roll(3)].clone(),
+            _ => this.one_of(&["", "}", "\"", "]"]).into(),
+        };
+        let n = self.dice.roll(4);
+        if self.is_heads() {
+            return (0..n).map(|_| leaf(self)).collect();
+        }
+        let fields = (0..n).map(|_| (self.one_of(keys).to_owned(), leaf(self)));
+        Value::Object(fields.collect())
+    }
+
     fn arguments(&mut self) -> Vec<(&'static str, Value)> {
         let mut arguments = vec![("text", Value::from(self.text()))];
-        let others: [(&str, fn(&mut Self) -> Value); 7] = [
+        let others: [(&str, fn(&mut Self) -> Value); 8] = [
             ("named", |this| this.text().into()),
             ("colour", |this| {
                 this.one_of(&["red", "1", "dark blue", "n/a", "7\" red"]).into()
@@ -86,6 +144,7 @@ impl Writer<'_> {
             ("is_on", |this| this.is_heads().into()),
             ("inner", |this| json!({"key": this.text(), "list": [1, -2]})),
             ("list", |this| json!([this.text(), this.text()])),
+            ("any", |this| this.nested(4)),
         ];
         for (key, value) in others {
             if self.dice.roll(3) == 0 {
@@ -95,8 +154,13 @@ impl Writer<'_> {
         arguments
     }
 
-    /// Writes JSON as models do: non-ASCII letters and slashes appear raw or escaped.
+    /// Writes JSON as models do: non-ASCII letters and slashes appear raw or escaped, white space differs.
     fn json(&mut self, value: &Value) -> String {
+        let spaces = [Spaces::None, Spaces::OnOneLine, Spaces::OnLines][self.dice.roll(3)];
+        self.spaced_json(value, spaces, 0)
+    }
+
+    fn spaced_json(&mut self, value: &Value, spaces: Spaces, depth: usize) -> String {
         match value {
             Value::String(text) => {
                 let mut json = Value::from(text.as_str()).to_string();
@@ -119,15 +183,23 @@ impl Writer<'_> {
                 json
             }
             Value::Array(items) => {
-                let items: Vec<String> = items.iter().map(|item| self.json(item)).collect();
-                format!("[{}]", items.join(", "))
+                let items: Vec<String> = (items.iter())
+                    .map(|item| self.spaced_json(item, spaces, depth + 1))
+                    .collect();
+                spaces.join(('[', ']'), &items, depth)
             }
             Value::Object(fields) => {
-                let fields: Vec<String> = fields
-                    .iter()
-                    .map(|(key, value)| format!("{}: {}", Value::from(key.as_str()), self.json(value)))
+                let colon = match spaces {
+                    Spaces::None => ":",
+                    _ => ": ",
+                };
+                let fields: Vec<String> = (fields.iter())
+                    .map(|(key, value)| {
+                        let value = self.spaced_json(value, spaces, depth + 1);
+                        format!("{}{colon}{value}", Value::from(key.as_str()))
+                    })
                     .collect();
-                format!("{{{}}}", fields.join(", "))
+                spaces.join(('{', '}'), &fields, depth)
             }
             other => other.to_string(),
         }
@@ -214,7 +286,7 @@ impl Writer<'_> {
                 .map(|(key, value)| ((*key).to_owned(), value.clone()));
             entries.collect::<Map<String, Value>>().into()
         };
-        let between = self.one_of(&["", "\n"]);
+        let between = self.one_of(&["", "\n", "\n\n", " "]);
         match self.row.shape {
             Shape::Json(shape) | Shape::JsonOrLiteral(shape, _) => {
                 let mut objects = Vec::new();
@@ -229,8 +301,8 @@ impl Writer<'_> {
                         )
                     });
                 }
-                let opener = shape.openers.first().copied().unwrap_or_default();
-                let closer = shape.closers.first().copied().unwrap_or_default();
+                let opener = self.mark(shape.openers);
+                let closer = self.mark(shape.closers);
                 if shape.is_list {
                     return format!("{opener}{between}[{}]{between}{closer}", objects.join(", "));
                 }
@@ -250,7 +322,8 @@ impl Writer<'_> {
                 }
                 let closer = shape.closers.first().copied().unwrap_or_default();
                 for (idx, (name, arguments)) in calls.iter().enumerate() {
-                    let head = shape.heads[0]
+                    let head = self
+                        .mark(shape.heads)
                         .replace("{name}", name)
                         .replace("{number}", &idx.to_string())
                         .replace("{id}", "abcdefghi");
@@ -292,8 +365,8 @@ impl Writer<'_> {
                     .iter()
                     .map(|(name, arguments)| self.literal_call(shape, name, arguments))
                     .collect();
-                let opener = shape.openers.first().copied().unwrap_or_default();
-                let closer = shape.closers.first().copied().unwrap_or_default();
+                let opener = self.mark(shape.openers);
+                let closer = self.mark(shape.closers);
                 if shape.is_list {
                     return format!("{opener}[{}]{closer}", texts.join(", "));
                 }
@@ -374,7 +447,15 @@ impl Writer<'_> {
                     let lead = if is_bare {
                         self.one_of(&["", "\n"])
                     } else {
-                        self.one_of(&["", "\n", "I look.\n\n", "Let me see: ", "Über \"das\" <hier>.\n"])
+                        self.one_of(&[
+                            "",
+                            "\n",
+                            "I look.\n\n",
+                            "Let me see: ",
+                            "Über \"das\" <hier>.\n",
+                            "1. {this}\n2. [that]\n\n",
+                            "As `{\"a\": 1}`: ",
+                        ])
                     };
                     script.content = lead.trim().to_owned();
                     script.text.push_str(lead);
