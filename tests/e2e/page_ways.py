@@ -249,7 +249,7 @@ def background(page):
     ask(page, "Lost?", Keys.ENTER)
     find(page, "#clear").click()
     setting(page, **{"system-here": "You are a fox."})
-    until(page, "it is said", lambda: find(page, "#told").text == "“Lost?” got no whole answer: open it to see why.")
+    until(page, "it is said", lambda: find(page, "#told").text == "“Lost?” was not finished; open it to see why.")
     assert state_of(page, "Lost?") == "failed" and text(page) == ""
     entries(page)[0][0].click()
     assert find(page, "#error").text == "busy. Your message is kept." and text(page) == "Lost?"
@@ -262,7 +262,7 @@ def background(page):
     ask(page, "Lost too?", Keys.ENTER)
     find(page, "#clear").click()
     ask(page, "Else")
-    until(page, "it is said", lambda: find(page, "#told").text.startswith("“Lost too?” got no whole answer"))
+    until(page, "it is said", lambda: find(page, "#told").text.startswith("“Lost too?” was not finished"))
     opened(page, page.current_url)
     assert text(page) == "Else" and state_of(page, "Lost too?") == "draft"
     find(page, "#history summary").click()

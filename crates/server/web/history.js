@@ -2,6 +2,7 @@
 
 import { askFirst } from "./asking.js";
 import { allMessages, list, messagesOf, remove, rename, titleOf } from "./conversations.js";
+import { tell } from "./failures.js";
 import { closeFold } from "./folds.js";
 import { forgetImages } from "./image_store.js";
 import { keysOf } from "./images.js";
@@ -95,6 +96,7 @@ function eraser(id, title) {
   const erase = button("Delete", `Delete: ${title}`, () => {});
   erase.className = "delete";
   askFirst(erase, async () => {
+    tell("");
     const at = [...$("conversations").children].indexOf(erase.parentElement);
     const images = keysOf(messagesOf(id));
     const removal = remove(id);
