@@ -150,12 +150,12 @@ def deletion(page):
     button = lambda: find(page, "#conversations li button:last-child")
     find(page, "#history summary").click()
     ActionChains(page).double_click(button()).perform()
-    assert find(page, "#n-conversations").text == count and button().text == "Really?"
+    assert find(page, "#n-conversations").text == count and button().text == "Delete?"
     find(page, "#history summary").click()
     find(page, "#history summary").click()
     until(page, "it asks no more after the list was closed", lambda: button().text == "Delete", 2)
     button().click()
-    assert button().get_attribute("aria-label") == "Really? Delete: Keep me?"
+    assert button().get_attribute("aria-label") == "Delete? Keep me?"
     button().send_keys(Keys.SHIFT, Keys.TAB)
     assert button().text == "Delete" and button().get_attribute("aria-label") == "Delete: Keep me?"
     button().click()

@@ -25,7 +25,7 @@ export function startList({ select, removed, states }) {
   gone = removed;
   news = states;
   $("filter").addEventListener("input", () => showList(shown));
-  // No button still asks "Really?" when the list is opened again.
+  // No button still asks when the list is opened again.
   $("history").addEventListener("toggle", () => $("history").open || showList(shown));
 }
 
