@@ -516,6 +516,14 @@ def search(page):
         find(page, "#conversations .title").click()
         until(page, "it is open", lambda: page.title.startswith(title))
         assert find(page, "#filter").get_attribute("value") == "" and len(titles()) == count
+    # Escape takes the words back, and then closes the list.
+    find(page, "#history summary").click()
+    find(page, "#filter").send_keys("saffron")
+    assert len(titles()) == 1
+    find(page, "#filter").send_keys(Keys.ESCAPE)
+    assert find(page, "#filter").is_displayed() and find(page, "#filter").get_attribute("value") == "" and len(titles()) == count
+    find(page, "#filter").send_keys(Keys.ESCAPE)
+    assert not find(page, "#filter").is_displayed()
     for width, height in [(390, 844), (1280, 800)]:
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
         page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
