@@ -136,7 +136,7 @@ def listed(page, url):
     find(page, "#filter").send_keys("WALRUS word")
     assert [title[:10] for title in titles(page)] == ["A question"], titles(page)
     find(page, "#filter").send_keys(" zebra")
-    assert titles(page) == [] and "None has these words" in find(page, "#no-conversations").text
+    assert titles(page) == [] and "No conversation matches" in find(page, "#no-conversations").text
     find(page, "#filter").clear()
     find(page, "#filter").send_keys(" ")
     assert titles(page)[0] == "Short" and len(titles(page)) == 4

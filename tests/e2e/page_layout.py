@@ -208,7 +208,7 @@ def narrow(page):
     assert answers(page)[-1].find_element(By.TAG_NAME, "a").text == "Image: a photo"
     page.execute_script("for (const id of ['thinking-choice', 'thinking-most']) document.getElementById(id).hidden = false")
     page.execute_script("import('/web/model.js').then(({ model, showContext }) => { model.nContext = 131072; showContext(130000); })")
-    until(page, "the share is shown", lambda: find(page, "#context").text == "100 % full")
+    until(page, "the share is shown", lambda: find(page, "#context").text == "100% full")
     for selector in ["#attach", "#thinking", "#context-words .short", "#send"]:
         place = find(page, selector).rect
         assert place["x"] >= 0 and place["x"] + place["width"] <= 390 and place["height"] < 45, (selector, place)

@@ -41,7 +41,7 @@ export function showList(open) {
     keepingPlace(() => $("conversations").replaceChildren(...found.map((entry) => row(entry, entry.id === open, states.get(entry.id)?.words ?? ""))));
   }
   $("no-conversations").hidden = found.length > 0;
-  $("no-conversations").textContent = all.length ? "None has these words." : "There are none yet.";
+  $("no-conversations").textContent = all.length ? "No conversation matches." : "No conversations yet.";
   $("filter").hidden = all.length === 0;
   document.title = [titleOf(open) || states.get(open)?.title, "tokenmill"].filter(Boolean).join(" – ");
   return all;
