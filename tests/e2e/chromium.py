@@ -122,8 +122,9 @@ def entries(page):
 
 def erase(button):
     """Presses a button that deletes or resets, and answers its question; a double click would answer nothing."""
+    words = button.text
     button.click()
-    assert button.text == "Really?", button.text
+    assert button.text == f"{words}?", button.text
     time.sleep(0.6)
     button.click()
 

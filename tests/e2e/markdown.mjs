@@ -159,6 +159,8 @@ const EXAMPLES = [
   ["1. a\n\n       b\n2. c", "<ol><li><p>a</p><pre><code>b</code></pre></li><li>c</li></ol>"],
   ["    - a\n    - b", "<ul><li>a</li><li>b</li></ul>"],
   ["- a\n  * b\n  - c\n    1. d\n    1) e\n- f", "<ul><li>a<ul><li>b</li></ul><ul><li>c<ol><li>d</li></ol><ol><li>e</li></ol></li></ul></li><li>f</li></ul>"],
+  ["A claim[^1], two[^23].\n\n[^1]: The *note*.\n[^23]: Another", "<p>A claim<sup>1</sup>, two<sup>23</sup>.</p><p><sup>1</sup> The <em>note</em>.<br><sup>23</sup> Another</p>"],
+  ["[^0-9] [^a] [^1]: [^1](https://e.example) `[^1]`", '<p>[^0-9] [^a] <sup>1</sup>: <a href="https://e.example">^1</a> <code>[^1]</code></p>'],
   ["H<sub>2</sub>O, e<sup>*x*<sub>1</sub></sup>", "<p>H<sub>2</sub>O, e<sup><em>x</em><sub>1</sub></sup></p>"],
   ["<sub>a *b</sub> c* <sub></sub> <sup>d</sub>", "<p><sub>a *b</sub> c* &lt;sub>&lt;/sub> &lt;sup>d&lt;/sub></p>"],
   ["[a](<https://x.example/b (c>) [d](<mailto:e@f> \"g\") [h](<javascript:1>)", '<p><a href="https://x.example/b (c">a</a> <a href="mailto:e@f">d</a> [h](&lt;javascript:1>)</p>'],

@@ -41,7 +41,7 @@ def conversation(page, url):
     is_answered(page, 1)
     assert answers(page)[0].text
     assert "tokens/s" in find(page, "#rate").text, find(page, "#rate").text
-    assert "tokens/s, first after" in answers(page)[0].text, answers(page)[0].text
+    assert "tokens/s, first token after" in answers(page)[0].text, answers(page)[0].text
     assert "of 512 tokens" in find(page, "#context").text, find(page, "#context").text
     assert page.switch_to.active_element == find(page, "#prompt"), "the focus is back in the box"
 

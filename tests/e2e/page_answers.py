@@ -153,18 +153,18 @@ def versions(page, url):
     assert shown_version(page) == "‹3/3›"
     accessible(page)
     page.save_screenshot(shots / "versions-light.png")
-    turn_to(page, "Version before")
+    turn_to(page, "Previous version")
     assert body_of(page) == "Answer two." and shown_version(page) == "‹2/3›"
-    assert page.switch_to.active_element.get_attribute("aria-label") == "Version before", "it can be pressed again"
+    assert page.switch_to.active_element.get_attribute("aria-label") == "Previous version", "it can be pressed again"
     # The next turn belongs to this version.
     script(page, [{"content": "And more."}], "stop")
     ask(page, "And?", Keys.ENTER)
     is_answered(page, 2)
-    turn_to(page, "Version after", 0)
+    turn_to(page, "Next version", 0)
     assert [body_of(page, at) for at in range(len(answers(page)))] == ["Answer three."]
     page.refresh()
     until(page, "the version is kept", lambda: answers(page) and body_of(page) == "Answer three.")
-    turn_to(page, "Version before", 0)
+    turn_to(page, "Previous version", 0)
     assert [body_of(page, at) for at in range(len(answers(page)))] == ["Answer two.", "And more."]
     # An answer that is not the last can be given again.
     script(page, [{"content": "Answer four."}], "stop")
@@ -172,7 +172,7 @@ def versions(page, url):
     until(page, "it is answered again", lambda: answers(page) and body_of(page) == "Answer four." and is_idle(page))
     assert shown_version(page) == "‹4/4›" and len(answers(page)) == 1
     for _ in range(2):
-        turn_to(page, "Version before")
+        turn_to(page, "Previous version")
     assert [body_of(page, at) for at in range(len(answers(page)))] == ["Answer two.", "And more."]
     # An edited message is a version too.
     page.find_elements(By.XPATH, "//button[text()='Edit']")[0].click()
@@ -181,7 +181,7 @@ def versions(page, url):
     ask(page, "What else?", Keys.ENTER)
     is_answered(page, 1)
     assert asked(page) == ["What else?"] and shown_version(page) == "‹2/2›"
-    turn_to(page, "Version before")
+    turn_to(page, "Previous version")
     assert asked(page) == ["What is it?", "And?"] and body_of(page, 1) == "And more."
     # Only what is shown is sent.
     page.execute_script(WATCH)

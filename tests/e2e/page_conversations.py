@@ -136,7 +136,7 @@ def listed(page, url):
     find(page, "#filter").send_keys("WALRUS word")
     assert [title[:10] for title in titles(page)] == ["A question"], titles(page)
     find(page, "#filter").send_keys(" zebra")
-    assert titles(page) == [] and "None has these words" in find(page, "#no-conversations").text
+    assert titles(page) == [] and "No conversation matches" in find(page, "#no-conversations").text
     find(page, "#filter").clear()
     find(page, "#filter").send_keys(" ")
     assert titles(page)[0] == "Short" and len(titles(page)) == 4
@@ -228,9 +228,20 @@ def again_and_changed(page, folder, backup, one, count):
         take_in(page, folder / file)
         until(page, f"it is said: {words}", lambda: find(page, "#told").text == words)
 
+    # A notice goes with the next action, and so does a failure.
+    (folder / "bad.json").write_text("{")
+    failed = lambda words: until(page, f"it fails: {words}", lambda: find(page, "#error").text == words and find(page, "#told").text == "")
+    told("one.json", "1 conversation is already here.")
+    take_in(page, folder / "bad.json")
+    failed("bad.json is not JSON.")
+    told("one.json", "1 conversation is already here.")
+    assert find(page, "#error").text == ""
+    (folder / "image.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    find(page, "#files").send_keys(str(folder / "image.png"))
+    failed("demo takes no images.")
     # Another version is shown now; that changes nothing.
-    told("all.json", f"{count} conversations were here already.")
-    told("one.json", "1 conversation was here already.")
+    told("all.json", f"{count} conversations are already here.")
+    told("one.json", "1 conversation is already here.")
     assert "Second answer." in shown(page) or "First answer." in shown(page)
     assert find(page, "#n-conversations").text == str(count)
     accessible(page)
@@ -246,7 +257,7 @@ def again_and_changed(page, folder, backup, one, count):
     for entry in old["conversations"]:
         del entry["id"]
     (folder / "without-ids.json").write_text(json.dumps(old))
-    here = lambda n: f"{n} conversation{' was' if n == 1 else 's were'} here already."
+    here = lambda n: f"{n} conversation{' is' if n == 1 else 's are'} already here."
     told("changed.json", f"1 conversation imported. {here(count - 1)}")
     assert page.title == "One (imported copy) – tokenmill" and "Another answer." in shown(page), page.title
     told("changed.json", here(count))

@@ -208,7 +208,7 @@ def narrow(page):
     assert answers(page)[-1].find_element(By.TAG_NAME, "a").text == "Image: a photo"
     page.execute_script("for (const id of ['thinking-choice', 'thinking-most']) document.getElementById(id).hidden = false")
     page.execute_script("import('/web/model.js').then(({ model, showContext }) => { model.nContext = 131072; showContext(130000); })")
-    until(page, "the share is shown", lambda: find(page, "#context").text == "100 % full")
+    until(page, "the share is shown", lambda: find(page, "#context").text == "100% full")
     for selector in ["#attach", "#thinking", "#context-words .short", "#send"]:
         place = find(page, selector).rect
         assert place["x"] >= 0 and place["x"] + place["width"] <= 390 and place["height"] < 45, (selector, place)
@@ -252,6 +252,75 @@ def code(page):
     button.click()
     until(page, "it says so", lambda: button.text in ("Copied", "Selected"))
     until(page, "it can be pressed again", lambda: button.text == "Copy", 4)
+
+
+def at_end(page):
+    """A reader at the end stays there where the window, the box or its words get another size; one who reads above stays there too."""
+    below = lambda: page.execute_script("return Math.round(document.documentElement.scrollHeight - innerHeight - scrollY)")
+    top = lambda: page.execute_script("return document.getElementById('composer').getBoundingClientRect().top")
+    find(page, "#clear").click()
+    size(page, 390, 844, is_phone=True)
+    script(page, [{"content": "line\n\n" * 60}], "stop")
+    ask(page, "Long?")
+    find(page, "#send").click()
+    is_answered(page, 1)
+    until(page, "it is at the end", lambda: below() == 0)
+    # A keyboard comes and goes, and the phone is turned.
+    for width, height in [(390, 480), (390, 844), (844, 390), (390, 844)]:
+        size(page, width, height, is_phone=True)
+        until(page, f"the end is seen at {width} by {height}", lambda: below() == 0, 5)
+    height = find(page, "#composer").rect["height"]
+    grown = lambda: find(page, "#composer").rect["height"] > height
+    find(page, "#files").send_keys(str(ROOT / "Cargo.toml"))
+    until(page, "the end is seen above a file", lambda: grown() and below() == 0, 5)
+    find(page, "#attached button").click()
+    until(page, "the file is gone", lambda: not grown())
+    page.execute_script("document.getElementById('told').textContent = 'A notice.'")
+    until(page, "the end is seen above a notice", lambda: grown() and below() == 0, 5)
+    page.execute_script("document.getElementById('told').textContent = ''")
+    until(page, "the notice is gone", lambda: not grown())
+    enter = "const box = document.getElementById('prompt'); box.value = arguments[0]; box.dispatchEvent(new Event('input'))"
+    for n_lines in [3, 5, 4, 1]:
+        page.execute_script(enter, "\n".join("x" * n_lines))
+        until(page, f"the end is seen above {n_lines} lines", lambda: below() == 0, 5)
+    place = top()
+    page.execute_script("scrollTo(0, 300)")
+    until(page, "the button is there", lambda: find(page, "#to-end").is_displayed())
+    assert abs(top() - place) < 1, (top(), place)
+    button, text = find(page, "#to-end").rect, find(page, "#prompt").rect
+    assert button["y"] >= text["y"] + text["height"], "the button covers no words"
+    page.execute_script(enter, "x\nx\nx")
+    size(page, 390, 480, is_phone=True)
+    page.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
+    assert page.execute_script("return scrollY") == 300
+    page.execute_script(enter, "")
+    size(page, 390, 844, is_phone=True)
+
+
+def head(page):
+    """The header has one row where it can, else two; a link that skips it moves nothing."""
+    name = find(page, "#model").text
+    page.execute_script("document.getElementById('model').textContent = 'a-name-of-twenty-six-signs'")
+    for width, n_rows in [(320, 2), (390, 2), (600, 2), (768, 1), (1280, 1)]:
+        size(page, width, 800, is_phone=width < 800)
+        nothing_sticks_out(page)
+        assert find(page, "header").rect["height"] < 20 + 48 * n_rows, (width, find(page, "header").rect)
+        shown = page.execute_script("const { clientWidth, scrollWidth } = document.getElementById('model'); return [clientWidth, scrollWidth]")
+        assert shown[0] == shown[1] or width < 400, (width, shown)
+    page.execute_script("document.getElementById('model').textContent = arguments[0]", name)
+    place = find(page, "header").rect
+    page.execute_script("document.querySelector('.skip').focus()")
+    skip = find(page, ".skip")
+    assert find(page, "header").rect == place and skip.rect["x"] >= 0 and skip.rect["height"] >= 30, (place, skip.rect)
+    background = skip.value_of_css_property("background-color")
+    assert background == find(page, "header").value_of_css_property("background-color"), background
+    page.save_screenshot(shots / "skip-link-light.png")
+    find(page, "#history summary").click()
+    assert find(page, "#history").get_attribute("open"), "a click meets what it aims at"
+    find(page, "#history summary").click()
+    page.execute_script("document.querySelector('.skip').focus()")
+    skip.send_keys(Keys.ENTER)
+    assert page.switch_to.active_element == find(page, "#prompt")
 
 
 # Ratios of the relative luminances of the borders of fields and of placeholders to what is around them.
@@ -321,6 +390,9 @@ def large_letters(page):
         page.execute_script("for (const id of ['thinking-choice', 'thinking-most']) document.getElementById(id).hidden = false")
         page.execute_script("return import('/web/model.js').then(({ showContext }) => showContext(1030))")
         page.execute_script("document.getElementById('rate').textContent = '123.4 tokens/s'")
+        # On a phone the button that leads there takes the place of the figures.
+        to_end(page)
+        until(page, "it is at the end", lambda: not find(page, "#to-end").is_displayed())
         nothing_sticks_out(page)
         row = find(page, "#composer .row").rect
         for selector in ["#attach", "#thinking", "#context-words", "#send", *([] if width == 390 else ["#context label", "#rate"])]:
@@ -426,6 +498,8 @@ try:
         narrow(page)
         wide_in_lines(page)
         code(page)
+        at_end(page)
+        head(page)
         stops(page)
         details(page)
         large_letters(page)

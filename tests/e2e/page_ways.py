@@ -150,12 +150,12 @@ def deletion(page):
     button = lambda: find(page, "#conversations li button:last-child")
     find(page, "#history summary").click()
     ActionChains(page).double_click(button()).perform()
-    assert find(page, "#n-conversations").text == count and button().text == "Really?"
+    assert find(page, "#n-conversations").text == count and button().text == "Delete?"
     find(page, "#history summary").click()
     find(page, "#history summary").click()
     until(page, "it asks no more after the list was closed", lambda: button().text == "Delete", 2)
     button().click()
-    assert button().get_attribute("aria-label") == "Really? Delete: Keep me?"
+    assert button().get_attribute("aria-label") == "Delete? Keep me?"
     button().send_keys(Keys.SHIFT, Keys.TAB)
     assert button().text == "Delete" and button().get_attribute("aria-label") == "Delete: Keep me?"
     button().click()
@@ -249,7 +249,7 @@ def background(page):
     ask(page, "Lost?", Keys.ENTER)
     find(page, "#clear").click()
     setting(page, **{"system-here": "You are a fox."})
-    until(page, "it is said", lambda: find(page, "#told").text == "“Lost?” got no whole answer: open it to see why.")
+    until(page, "it is said", lambda: find(page, "#told").text == "“Lost?” was not finished; open it to see why.")
     assert state_of(page, "Lost?") == "failed" and text(page) == ""
     entries(page)[0][0].click()
     assert find(page, "#error").text == "busy. Your message is kept." and text(page) == "Lost?"
@@ -262,7 +262,7 @@ def background(page):
     ask(page, "Lost too?", Keys.ENTER)
     find(page, "#clear").click()
     ask(page, "Else")
-    until(page, "it is said", lambda: find(page, "#told").text.startswith("“Lost too?” got no whole answer"))
+    until(page, "it is said", lambda: find(page, "#told").text.startswith("“Lost too?” was not finished"))
     opened(page, page.current_url)
     assert text(page) == "Else" and state_of(page, "Lost too?") == "draft"
     find(page, "#history summary").click()
@@ -516,6 +516,14 @@ def search(page):
         find(page, "#conversations .title").click()
         until(page, "it is open", lambda: page.title.startswith(title))
         assert find(page, "#filter").get_attribute("value") == "" and len(titles()) == count
+    # Escape takes the words back, and then closes the list.
+    find(page, "#history summary").click()
+    find(page, "#filter").send_keys("saffron")
+    assert len(titles()) == 1
+    find(page, "#filter").send_keys(Keys.ESCAPE)
+    assert find(page, "#filter").is_displayed() and find(page, "#filter").get_attribute("value") == "" and len(titles()) == count
+    find(page, "#filter").send_keys(Keys.ESCAPE)
+    assert not find(page, "#filter").is_displayed()
     for width, height in [(390, 844), (1280, 800)]:
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
         page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)

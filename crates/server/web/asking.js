@@ -1,6 +1,5 @@
 // Buttons that ask before they do something that cannot be taken back.
 
-const QUESTION = "Really?";
 /** A second press within this time belongs to a double click. */
 const DOUBLE_CLICK_MS = 500;
 /** So long a button asks whether it is meant. */
@@ -12,14 +11,16 @@ const ASKING_MS = 4000;
  */
 export function askFirst(node, act) {
   const [words, label] = [node.textContent, node.ariaLabel];
+  const question = `${words}?`;
   let askedAt = 0;
   let timer = 0;
   const show = (isAsking) => {
     clearTimeout(timer);
     askedAt = isAsking ? performance.now() : 0;
     timer = isAsking ? setTimeout(show, ASKING_MS, false) : 0;
-    node.textContent = isAsking ? QUESTION : words;
-    node.ariaLabel = isAsking ? `${QUESTION} ${label ?? words}` : label;
+    node.toggleAttribute("data-asking", isAsking);
+    node.textContent = isAsking ? question : words;
+    node.ariaLabel = isAsking ? (label?.replace(`${words}:`, question) ?? null) : label;
   };
   node.addEventListener("click", () => {
     if (!askedAt) return show(true);

@@ -7,7 +7,7 @@ import { beginEdit, cancelEdit, editedPlace, focusBox, giveBack, leaveEdit, mess
 import { startFiles } from "./composer_files.js";
 import { addTurn, allMessages, fresh, onChangeElsewhere, read, startConversations, switchVersion, titleOf, titleOfEntry } from "./conversations.js";
 import { drafts, draftsWithImages, dropDrafts, settleDraft } from "./drafts.js";
-import { hasCause, isBlind, noChat, showFailure, tellFailure } from "./failures.js";
+import { clearWords, forgetTold, hasCause, isBlind, noChat, showFailure, tell, tellFailure } from "./failures.js";
 import { startExports } from "./files_menu.js";
 import { keepPending } from "./former_storage.js";
 import { showList, startList } from "./history.js";
@@ -31,8 +31,6 @@ const turns = new Map();
 const unseen = new Map();
 /** The stored messages as they are drawn, in the form of `drawnOf`. */
 let drawn = [];
-/** The conversation of which something is said below the box; empty where that is none. */
-let toldOf = "";
 /** Results of tools that could not be sent, for the form. */
 let unsent = [];
 /** Shows this view: a conversation can be opened from another one. */
@@ -101,17 +99,6 @@ function escape() {
   }
 }
 
-function clearWords() {
-  showFailure("");
-  tell("", "");
-}
-
-/** Says something of a conversation below the box. */
-function tell(id, words) {
-  toldOf = id;
-  $("told").textContent = words;
-}
-
 /** Shows the gauge for the last answer of the open conversation, or for the one that runs. */
 export function showLastContext() {
   showContext(turnHere()?.nTokens() || (read(open).at(-1)?.n_tokens ?? 0));
@@ -148,7 +135,7 @@ function openConversation(id) {
   redraw();
   scrollToEnd();
   if (missed) showEnd(missed.turn, missed.failure);
-  else if (left && left.id !== id) tell(left.id, `The answer in “${states().get(left.id).title}” goes on.`);
+  else if (left && left.id !== id) tell(`The answer in “${states().get(left.id).title}” goes on.`, left.id);
 }
 
 /** Ends what belongs to a conversation that was deleted. */
@@ -157,7 +144,7 @@ function drop(id) {
   const turn = turns.get(id);
   turns.delete(id);
   turn?.drop();
-  if (id === toldOf) tell("", "");
+  forgetTold(id);
   if (id === open) openConversation(fresh());
   dropDrafts(id);
 }
@@ -179,6 +166,7 @@ function endEditFrom(at) {
 /** Shows another version of a message, and what followed that one. */
 async function showVersion(at, to) {
   if (turnHere()) return;
+  clearWords();
   endEditFrom(at);
   const id = open;
   const before = read(id)[at].versions.at;
@@ -195,6 +183,7 @@ async function showVersion(at, to) {
 function edit(at) {
   if (turnHere()) return;
   if (editedPlace() !== at) {
+    clearWords();
     endEditFrom(0);
     beginEdit(at, read(open)[at]);
   }
@@ -297,7 +286,7 @@ async function ended(turn, failure) {
   else {
     unseen.set(turn.id, { turn, failure });
     const { title } = states().get(turn.id);
-    tell(turn.id, isWhole(turn, failure) ? `“${title}” has a new answer.` : `“${title}” got no whole answer: open it to see why.`);
+    tell(isWhole(turn, failure) ? `“${title}” has a new answer.` : `“${title}” was not finished; open it to see why.`, turn.id);
     showList(open);
   }
   if (turn.hasAnswer() && !isStored) tellFull();

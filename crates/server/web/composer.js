@@ -6,6 +6,7 @@
 import { attachedFiles, attachedNow, giveBackFiles, openFiles, setAttached } from "./composer_files.js";
 import { draftOf, keepDraft } from "./drafts.js";
 import { causeGone } from "./failures.js";
+import { keepEnd } from "./scrolling.js";
 
 const $ = (id) => document.getElementById(id);
 /** A finger has no Shift+Enter, and a keyboard on the screen takes half of it. */
@@ -62,9 +63,12 @@ export function openBox(id) {
 /** Makes the box as high as its text; the style sheet says how high at most. */
 function fit() {
   const box = $("prompt");
-  box.style.height = "auto";
-  // The border belongs to the height that is set, and not to that of the text.
-  box.style.height = `${box.scrollHeight + box.offsetHeight - box.clientHeight}px`;
+  // While the box is small the page is shorter, and the browser moves a reader at the end.
+  keepEnd(() => {
+    box.style.height = "auto";
+    // The border belongs to the height that is set, and not to that of the text.
+    box.style.height = `${box.scrollHeight + box.offsetHeight - box.clientHeight}px`;
+  });
 }
 
 /** Goes to the box, unless that would open a keyboard on the screen, or take somebody out of an open menu. */

@@ -5,7 +5,7 @@
 // words. Where the server does not know yet, as of a model that was never loaded, one is taken, and the answer to the message tells.
 
 import { draftOf, keepDraft } from "./drafts.js";
-import { causeGone, showFailure } from "./failures.js";
+import { causeGone, clearWords, showFailure } from "./failures.js";
 import { addImage, imageUrl } from "./image_store.js";
 import { imageNode, isImage, nameOf, readImage } from "./images.js";
 import { button, element } from "./messages.js";
@@ -105,7 +105,7 @@ export function showAttach() {
 function add(files) {
   // Another conversation may be open once they are read.
   const id = open;
-  showFailure("");
+  clearWords();
   const refused = [];
   const causes = new Set(["files", "model"]);
   const each = async (file) => {

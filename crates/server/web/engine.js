@@ -11,7 +11,7 @@ const $ = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
 
 const whole = (v) => v.toFixed(0);
-const share = (v) => `${(v * 100).toFixed(1)} %`;
+const share = (v) => `${(v * 100).toFixed(1)}%`;
 const rate = (v) => (v < 10 ? v.toFixed(1) : v.toFixed(0));
 
 // Metric, label, how to show it, and whether it is shown as its rate of change.

@@ -1,4 +1,5 @@
-// Failures in words that say what to do; each is shown until its cause is gone.
+// Failures in words that say what to do, and notices: both stand below the box. A failure is shown until its cause is gone, and both until the next
+// action.
 
 import { model } from "./model.js";
 import { markRefused } from "./settings.js";
@@ -18,7 +19,9 @@ const CAUSES = {
 };
 /** The causes of the failure that is shown. */
 let causes = [];
-/** Whether the server gave no answer when it was last asked for its figures. */
+/** The conversation of which the notice says something; empty where that is none. */
+let toldOf = "";
+/** Whether the server gave no answer, or was not ready, when it was last asked for its figures. */
 let wasDown = false;
 
 /** Says why a model cannot chat, before and after it was asked; empty where it can. */
@@ -64,6 +67,23 @@ export function showFailure(text, ofCauses = []) {
 /** Says by how much a message is too long; the server's own words where it gives no figures. */
 function tooLong({ message, n_prompt_tokens: nTokens, n_ctx: nContext }) {
   if (!nTokens || !nContext) return sentence(message);
+/** Says something below the box, which may be of a conversation. */
+export function tell(words, id = "") {
+  toldOf = id;
+  $("told").textContent = words;
+}
+
+/** Takes back what was said of a conversation. */
+export function forgetTold(id) {
+  if (id === toldOf) tell("");
+}
+
+/** Takes back what is said below the box: something else is done now. */
+export function clearWords() {
+  showFailure("");
+  tell("");
+}
+
   return `With its conversation your message needs ${nTokens.toLocaleString("en")} tokens; this model holds ${nContext.toLocaleString("en")}.`;
 }
 

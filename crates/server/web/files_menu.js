@@ -2,7 +2,7 @@
 
 import { addConversations, entries, titleOf, titleOfEntry } from "./conversations.js";
 import { sortOut } from "./copies.js";
-import { showFailure } from "./failures.js";
+import { clearWords, showFailure, tell } from "./failures.js";
 import { closeFold } from "./folds.js";
 import { forgetImages, imageUrl } from "./image_store.js";
 import { keysOf } from "./images.js";
@@ -33,6 +33,7 @@ export function startExports({ shown, inForm, select, tellFull }) {
   $("import-files").addEventListener("change", async () => {
     const files = [...$("import-files").files];
     $("import-files").value = "";
+    clearWords();
     const refused = [];
     const taken = [];
     for (const file of files) {
@@ -50,7 +51,7 @@ export function startExports({ shown, inForm, select, tellFull }) {
       const { id, areStored } = await addConversations(added);
       closeFold($("history"));
       select(id || known[0]);
-      $("told").textContent = inCounts(added.length, known.length);
+      tell(inCounts(added.length, known.length));
       if (!areStored) tellFull();
     }
     if (refused.length) showFailure(refused.join(" "));
@@ -61,6 +62,6 @@ export function startExports({ shown, inForm, select, tellFull }) {
 function inCounts(nAdded, nKnown) {
   const conversations = (n) => (n === 1 ? "1 conversation" : `${n} conversations`);
   const added = nAdded ? `${conversations(nAdded)} imported.` : "";
-  const known = nKnown ? `${conversations(nKnown)} ${nKnown === 1 ? "was" : "were"} here already.` : "";
+  const known = nKnown ? `${conversations(nKnown)} ${nKnown === 1 ? "is" : "are"} already here.` : "";
   return [added, known].filter(Boolean).join(" ");
 }

@@ -1,4 +1,5 @@
-// The menus of the header: one is open at a time. A click elsewhere, the tab key that leaves it, and Escape close it.
+// The menus of the header: one is open at a time. A click elsewhere, the tab key that leaves it, and Escape close it; in a search, Escape first
+// takes the words back.
 
 const folds = () => [...document.querySelectorAll("details.fold")];
 
@@ -13,12 +14,20 @@ export function startFolds() {
     if (event.key !== "Escape" || event.isComposing || !fold) return;
     // The answer continues, wherever the focus is: Escape stops it only where nothing is open.
     event.stopImmediatePropagation();
+    if (event.target.type === "search" && event.target.value) return emptySearch(event);
     if (fold.contains(document.activeElement)) closeFold(fold);
     else fold.open = false;
   });
   document.addEventListener("click", ({ target }) => {
     for (const fold of folds()) if (!fold.contains(target) && target.isConnected) fold.open = false;
   });
+}
+
+/** Takes the words of a search back; some browsers would do so by themselves. */
+function emptySearch(event) {
+  event.preventDefault();
+  event.target.value = "";
+  event.target.dispatchEvent(new Event("input", { bubbles: true }));
 }
 
 /** Closes a menu and goes back to its button. */

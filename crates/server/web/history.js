@@ -2,6 +2,7 @@
 
 import { askFirst } from "./asking.js";
 import { allMessages, list, messagesOf, remove, rename, titleOf } from "./conversations.js";
+import { tell } from "./failures.js";
 import { closeFold } from "./folds.js";
 import { forgetImages } from "./image_store.js";
 import { keysOf } from "./images.js";
@@ -24,7 +25,7 @@ export function startList({ select, removed, states }) {
   gone = removed;
   news = states;
   $("filter").addEventListener("input", () => showList(shown));
-  // No button still asks "Really?" when the list is opened again.
+  // No button still asks when the list is opened again.
   $("history").addEventListener("toggle", () => $("history").open || showList(shown));
 }
 
@@ -40,7 +41,7 @@ export function showList(open) {
     keepingPlace(() => $("conversations").replaceChildren(...found.map((entry) => row(entry, entry.id === open, states.get(entry.id)?.words ?? ""))));
   }
   $("no-conversations").hidden = found.length > 0;
-  $("no-conversations").textContent = all.length ? "None has these words." : "There are none yet.";
+  $("no-conversations").textContent = all.length ? "No conversation matches." : "No conversations yet.";
   $("filter").hidden = all.length === 0;
   document.title = [titleOf(open) || states.get(open)?.title, "tokenmill"].filter(Boolean).join(" – ");
   return all;
@@ -95,6 +96,7 @@ function eraser(id, title) {
   const erase = button("Delete", `Delete: ${title}`, () => {});
   erase.className = "delete";
   askFirst(erase, async () => {
+    tell("");
     const at = [...$("conversations").children].indexOf(erase.parentElement);
     const images = keysOf(messagesOf(id));
     const removal = remove(id);

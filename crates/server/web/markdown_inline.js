@@ -15,6 +15,8 @@ const IN_ANGLES = /<(https?:\/\/[^\s<>]+|mailto:[^\s<>]+|[\w.+-]+@[\w.-]+\.\w+)>
 const BREAK = /<br\s{0,4}\/?>/iy;
 /** The tags that have a meaning, since plain text has no other way to set letters lower or higher. */
 const SCRIPT = /<(\/?)(sub|sup)>/y;
+/** A footnote's number. Other names stay text: a set of signs of a pattern looks the same. */
+const FOOTNOTE = /\[\^(\d{1,3})\](?!\()/y;
 const ENTITY = /&(?:#(\d{1,7})|#[xX]([\da-fA-F]{1,6})|([a-zA-Z]{2,8}));/y;
 const ENTITIES = {
   amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0", copy: "©", reg: "®", trade: "™", hellip: "…", mdash: "—", ndash: "–",
@@ -77,7 +79,7 @@ class Inline {
       this.push(document.createElement("br"));
       this.at += 1;
     } else if (char === "`") this.code();
-    else if (char === "[") this.link(this.at);
+    else if (char === "[") this.footnote() || this.link(this.at);
     else if (char === "*" || char === "_" || char === "~") this.marks(char);
     else if (!this.rest(char)) {
       SPECIAL.lastIndex = this.at + 1;
@@ -303,6 +305,16 @@ class Inline {
     const words = label ? inline(label, false) : [document.createTextNode(found.target)];
     this.push(linkTo(found.target, isImage ? [document.createTextNode("Image: "), ...words] : words));
     this.at = found.end;
+    return true;
+  }
+
+  /** The number of a footnote, in a text or before its words at the beginning of a line. Whether one stands here. */
+  footnote() {
+    const isFirst = this.at === 0 || this.text[this.at - 1] === "\n";
+    const hit = this.taken(FOOTNOTE);
+    if (!hit) return false;
+    if (isFirst && this.text[this.at] === ":") this.at += 1;
+    this.push(element("sup", [document.createTextNode(hit[1])]));
     return true;
   }
 

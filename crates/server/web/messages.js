@@ -127,7 +127,7 @@ export function versionButtons({ at, count }, to) {
   const group = element("span", "versions", "");
   group.setAttribute("role", "group");
   group.setAttribute("aria-label", "Versions");
-  const [before, after] = [button("‹", "Version before", () => to(at - 1)), button("›", "Version after", () => to(at + 1))];
+  const [before, after] = [button("‹", "Previous version", () => to(at - 1)), button("›", "Next version", () => to(at + 1))];
   before.disabled = at === 0;
   after.disabled = at === count - 1;
   group.append(before, element("span", "", `${at + 1}/${count}`), after);

@@ -79,5 +79,5 @@ export function showContext(nTokens) {
   const [long, short] = $("context-words").children;
   if (nTokens >= model.nContext) long.textContent = `${words}: full`;
   else long.textContent = nTokens > gauge.high ? `${words}: nearly full` : words;
-  short.textContent = `${Math.ceil((100 * nTokens) / model.nContext)} % full`;
+  short.textContent = `${Math.ceil((100 * nTokens) / model.nContext)}% full`;
 }

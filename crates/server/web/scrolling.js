@@ -1,5 +1,7 @@
 // Where the reader is: drawing stays at the end until the reader goes up, and a button leads back. Each view keeps its place.
 //
+// A reader at the end stays there too where the window, the header or the box gets another size.
+//
 // The style sheet gets the heights of the header and the box, under which nothing that has the focus may lie.
 
 /** The button is there where the end is farther than this. */
@@ -7,6 +9,8 @@ const FAR_PX = 120;
 const $ = (id) => document.getElementById(id);
 /** Whether drawing goes along with the end. */
 let isFollowing = true;
+/** Whether the end was seen when this was last noted. */
+let sawEnd = true;
 let lastY = 0;
 /** The view that is shown, and the places of the others. */
 let view = "chat";
@@ -15,7 +19,7 @@ const places = new Map();
 export function scrollToEnd() {
   isFollowing = true;
   scrollTo(0, document.documentElement.scrollHeight);
-  showButton();
+  notePlace();
 }
 
 /** Pixels below what is seen. */
@@ -28,7 +32,16 @@ export function follow(draw) {
   draw();
   if (view !== "chat") return;
   if (isFollowing) scrollToEnd();
-  else showButton();
+  else notePlace();
+}
+
+/** Changes the size of what is around the messages by `act`: a reader at the end stays there. */
+export function keepEnd(act) {
+  const isToStay = sawEnd;
+  act();
+  if (view !== "chat") return;
+  if (isToStay) scrollToEnd();
+  else notePlace();
 }
 
 /** Goes to another view, which `show` shows, where the reader left it; the end of the messages, if that was it. */
@@ -40,9 +53,12 @@ export function changeView(to, show) {
   if (to === "chat" && isAtEnd) scrollToEnd();
   else scrollTo(0, y);
   lastY = scrollY;
+  if (to === "chat") notePlace();
 }
 
-function showButton() {
+/** Notes whether the end is seen, and shows the button where it is far. */
+function notePlace() {
+  sawEnd = distanceToEnd() <= 2;
   $("to-end").hidden = distanceToEnd() <= FAR_PX;
 }
 
@@ -52,7 +68,7 @@ function noteScroll() {
   if (distanceToEnd() <= 2) isFollowing = true;
   else if (scrollY < lastY) isFollowing = false;
   lastY = scrollY;
-  showButton();
+  notePlace();
 }
 
 /** Lets keys scroll what is wider or higher than its place, and makes no stop of what is not. */
@@ -73,17 +89,16 @@ export function startScrolling() {
   });
   addEventListener("scroll", noteScroll, { passive: true });
   addEventListener("resize", () => {
-    showButton();
-    showStops();
+    keepEnd(showStops);
   });
   // Folds open; the event does not bubble.
   $("messages").addEventListener("toggle", showStops, true);
   // Messages come and go, images arrive, folds open.
-  new ResizeObserver(showButton).observe($("messages"));
-  const heights = new ResizeObserver(() => {
+  new ResizeObserver(() => view === "chat" && notePlace()).observe($("messages"));
+  const heights = new ResizeObserver(() => keepEnd(() => {
     const { style } = document.documentElement;
     style.setProperty("--above", `${document.querySelector("header").offsetHeight}px`);
     style.setProperty("--below", `${$("composer").offsetHeight}px`);
-  });
+  }));
   for (const node of [document.querySelector("header"), $("composer")]) heights.observe(node);
 }

@@ -180,7 +180,8 @@ export class Turn {
     const note = this.answer.querySelector(".note");
     if (!note.firstChild) note.append("", element("span", "", ""));
     const isLoading = this.comesAndGoes && model.name === this.model && model.state !== "loaded";
-    const words = isLoading ? `Loading ${this.model} …` : "Reading the prompt …";
+    const reading = this.continued ? "Continuing …" : "Reading the prompt …";
+    const words = isLoading ? `Loading ${this.model} …` : reading;
     if (note.firstChild.data !== words) note.firstChild.data = words;
     if (isLoading && seconds > this.lookedAt) {
       this.lookedAt = seconds;
@@ -216,7 +217,7 @@ export class Turn {
     else if (this.nAdded()) figures.push(`${this.nAdded()} more tokens`);
     if (this.rate()) figures.push(this.rate());
     const waited = this.firstAt - this.begunAt;
-    if (this.firstAt) figures.push(`first after ${waited < 1000 ? `${waited.toFixed(0)} ms` : `${(waited / 1000).toFixed(1)} s`}`);
+    if (this.firstAt) figures.push(`first token after ${waited < 1000 ? `${waited.toFixed(0)} ms` : `${(waited / 1000).toFixed(1)} s`}`);
     const by = this.hasOthers && figures.length ? `${this.model}: ` : "";
     return [...why, figures.length ? `${by}${figures.join(", ")}` : ""].filter(Boolean).join(" ");
   }
