@@ -120,7 +120,8 @@ fn without_harmless(
 ) -> Result<Rewritten, Failure> {
     let mut kept: Vec<OsString> = Vec::new();
     let mut left_out = Vec::new();
-    let mut unknown: Vec<String> = Vec::new();
+    // As they were typed, and with their long names.
+    let mut unknown: Vec<(String, String)> = Vec::new();
     let mut rest = args.iter().cloned().peekable();
     kept.extend(rest.by_ref().take(2));
     while let Some(arg) = rest.next() {
@@ -159,19 +160,22 @@ fn without_harmless(
             }
             left_out.push((typed, why));
         } else {
-            unknown.push(typed);
+            unknown.push((typed, name.to_owned()));
             kept.push(arg);
         }
     }
     match &unknown[..] {
         [] => {}
         // The parser reads several letters after one dash as flags of their own.
-        [flag] if foreign_flags::is_row(flag) => {
+        [(flag, name)] if foreign_flags::is_row(flag) => {
             let foreign = foreign_flags::refusal(command.get_name(), flag);
-            return Err(foreign.unwrap_or_else(|| refusal::unknown_option(flag, flag, parser, typed)));
+            return Err(foreign.unwrap_or_else(|| refusal::unknown_option(flag, name, parser, typed)));
         }
         [_] => {}
-        flags => return Err(several_unknown(command, flags)),
+        flags => {
+            let typed: Vec<String> = flags.iter().map(|(typed, _)| typed.clone()).collect();
+            return Err(several_unknown(command, &typed));
+        }
     }
     Ok(Rewritten { args: kept, left_out })
 }

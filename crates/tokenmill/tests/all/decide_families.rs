@@ -5,8 +5,7 @@ use std::{fs, path::PathBuf};
 use serde_json::{Map, Value};
 use tokenmill::{
     Device, Error, Model, TextParams,
-    decide::{DecideError, DecideParams, DecisionTemperatures, Question, SystemOneQuestions, state_of},
-    load::Task,
+    decide::{DecideError, DecideParams, DecisionTemperatures, Question, State, SystemOneQuestions, state_of},
 };
 
 /// Attention rounds keys and values to 16 bits; the probabilities differ by less.
@@ -56,7 +55,7 @@ fn replace(bytes: &mut [u8], from: &str, to: &str) {
 /// A request with the answers that its model should give.
 struct Case {
     family: String,
-    state: String,
+    state: State,
     asked: SystemOneQuestions,
     probabilities: Vec<Vec<f64>>,
     n_prompt_tokens: u64,
@@ -101,7 +100,7 @@ fn probabilities_are_those_of_the_published_formulas() {
     for case in &cases {
         let model = load(&case.family, 1);
         let mut answers = model
-            .start_deciding(&case.state, case.asked.questions(), &params(&case.asked))
+            .start_deciding(case.state.clone(), case.asked.questions(), &params(&case.asked))
             .unwrap();
         let decisions: Vec<_> = answers.by_ref().collect::<Result<_, _>>().unwrap();
         for ((name, expected), found) in case.asked.names().iter().zip(&case.probabilities).zip(&decisions) {
@@ -137,7 +136,7 @@ fn a_question_has_the_same_bits_alone_in_company_and_with_other_threads() {
                 names: names.to_vec(),
                 ..DecideParams::default()
             };
-            let answers = model.start_deciding(&case.state, questions, &params).unwrap();
+            let answers = model.start_deciding(case.state.clone(), questions, &params).unwrap();
             let decisions = answers.map(|decision| decision.unwrap());
             let bits = decisions.map(|decision| decision.probabilities.iter().map(|p| p.to_bits()).collect());
             bits.collect()
