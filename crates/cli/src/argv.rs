@@ -13,7 +13,7 @@ use crate::{
     failure::Failure,
     foreign_flags,
     harmless_flags::{self, Value},
-    refusal,
+    unknown_flag::unknown_option,
 };
 
 /// Short flags of llama.cpp and vLLM with their long names here, besides those of [`engine_options`].
@@ -165,13 +165,13 @@ fn without_harmless(
         }
     }
     match &unknown[..] {
-        [] => {}
         // The parser reads several letters after one dash as flags of their own.
         [(flag, name)] if foreign_flags::is_row(flag) => {
             let foreign = foreign_flags::refusal(command.get_name(), flag);
-            return Err(foreign.unwrap_or_else(|| refusal::unknown_option(flag, name, parser, typed)));
+            return Err(foreign.unwrap_or_else(|| unknown_option(flag, name, parser, typed)));
         }
-        [_] => {}
+        // The parser names a single one.
+        [] | [_] => {}
         flags => {
             let typed: Vec<String> = flags.iter().map(|(typed, _)| typed.clone()).collect();
             return Err(several_unknown(command, &typed));

@@ -51,7 +51,7 @@ pub(crate) fn read_stdin() -> Result<String, Failure> {
     Ok(text)
 }
 
-/// Whether standard input is a file or a pipe with text that nobody has read. It never waits for a writer.
+/// Whether standard input is a file or a pipe with unread text. It never waits for a writer.
 #[cfg(unix)]
 pub(crate) fn has_unread_stdin() -> bool {
     has_unread(io::stdin().as_fd()).unwrap_or(false)

@@ -46,6 +46,7 @@ mod speculation;
 mod swapped;
 mod template;
 mod type_names;
+mod unknown_flag;
 mod visible;
 mod vision;
 mod wrap;

@@ -7,9 +7,13 @@ use std::{error::Error as _, ffi::OsString};
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use tokenmill::load::KvType;
-use tokenmill_server::near_names;
 
-use crate::{argv, failure::Failure, foreign_commands, foreign_flags, swapped};
+use crate::{
+    argv,
+    failure::Failure,
+    foreign_commands, foreign_flags, swapped,
+    unknown_flag::{command_of, unknown_option},
+};
 
 /// Returns the answer to an error of the parser, in the words that were typed; `None` for requests of help
 /// and versions, which are not errors.
@@ -278,11 +282,6 @@ fn missing_argument(error: &clap::Error, command: &clap::Command) -> Option<Fail
     Some(Failure::usage(message).hint(hint))
 }
 
-/// The command that was given.
-fn command_of<'p>(parser: &'p clap::Command, args: &[OsString]) -> Option<&'p clap::Command> {
-    args.iter().skip(1).find_map(|arg| parser.find_subcommand(arg))
-}
-
 /// The option's name and the name of its value, as the parser shows them together: `--kl-base <FILE>`.
 fn name_and_value(option: &str) -> (&str, Option<&str>) {
     match option.split_once([' ', '=']) {
@@ -387,69 +386,6 @@ fn missing_of(args: impl IntoIterator<Item = OsString>, parser: &clap::Command) 
         }
         Err(_) => None,
     }
-}
-
-/// Returns the answer to a flag that no known program has: it names the commands of this program with the
-/// flag, or similar flags.
-pub(crate) fn unknown_option(typed: &str, flag: &str, parser: &clap::Command, args: &[OsString]) -> Failure {
-    let Some(command) = command_of(parser, args) else {
-        return Failure::usage(format!("`{typed}` is not an option"))
-            .hint("`tokenmill --help` lists the commands");
-    };
-    let name = command.get_name();
-    let failure = Failure::usage(format!("`{typed}` is not an option of `{name}`"));
-    let wanted = flag.trim_start_matches('-');
-    let longs = |command: &clap::Command| -> Vec<String> {
-        let longs = command.get_arguments().filter(|arg| !arg.is_hide_set());
-        longs
-            .filter_map(|arg| arg.get_long().map(str::to_owned))
-            .collect()
-    };
-    let own = longs(command);
-    // It was typed with one dash.
-    if own.iter().any(|long| long == wanted) {
-        return failure.hint(format!("near it: `--{wanted}`"));
-    }
-    let others = having(parser, flag);
-    let near = near_names(wanted, own.iter().map(String::as_str));
-    failure.hint(match (&others[..], &near[..]) {
-        ([_, ..], _) => format!("an option of {}", others.join(", ")),
-        ([], [_, ..]) => format!("near it: `--{}`", near.join("`, `--")),
-        ([], []) => {
-            apart(flag, command).unwrap_or_else(|| format!("`tokenmill {name} --help` lists its options"))
-        }
-    })
-}
-
-/// Lists the commands with a flag of this name, of one letter or several.
-fn having(parser: &clap::Command, flag: &str) -> Vec<String> {
-    let wanted = flag.trim_start_matches('-');
-    let is_it = |arg: &clap::Arg| match flag.strip_prefix("--") {
-        None if wanted.chars().count() == 1 => arg.get_short().is_some_and(|short| wanted.starts_with(short)),
-        _ => arg.get_long() == Some(wanted),
-    };
-    let has = |command: &&clap::Command| {
-        command
-            .get_arguments()
-            .any(|arg| !arg.is_hide_set() && is_it(arg))
-    };
-    let commands = parser.get_subcommands().filter(has);
-    commands
-        .map(|command| format!("`{}`", command.get_name()))
-        .collect()
-}
-
-/// Returns the hint for a flag of one letter whose value follows without a space.
-fn apart(flag: &str, command: &clap::Command) -> Option<String> {
-    let mut letters = flag
-        .strip_prefix('-')
-        .filter(|text| !text.starts_with('-'))?
-        .chars();
-    let letter = letters.next()?;
-    let takes_it = |arg: &clap::Arg| arg.get_short() == Some(letter) && arg.get_action().takes_values();
-    let takes_text = command.get_arguments().any(takes_it);
-    (takes_text && !letters.as_str().is_empty())
-        .then(|| format!("a value stands apart: `-{letter} {}`", letters.as_str()))
 }
 
 /// Returns the answer to a line without a command; `None` if no command that takes a model has the flag.

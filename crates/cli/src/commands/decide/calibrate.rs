@@ -7,8 +7,8 @@ use std::{fmt::Write as _, path::Path};
 use serde_json::{Map, Value, json};
 use tokenmill::{
     decide::{
-        DecideParams, DecisionTemperatures, KnownAnswers, Question, QuestionKind, State,
-        SystemOneQuestions, state_of,
+        DecideParams, DecisionTemperatures, KnownAnswers, Question, QuestionKind, State, SystemOneQuestions,
+        state_of,
     },
     load::ModelSource,
 };
@@ -125,8 +125,8 @@ fn read_example(line: &str) -> Result<Example, String> {
     };
     let fault = |error: tokenmill::decide::DecideError| error.to_string();
     let state = state_of(value.get("state").unwrap_or(&Value::Null)).map_err(fault)?;
-    let asked = SystemOneQuestions::parse(map("questions")?).map_err(fault)?;
-    let answers = map("answers")?;
+    let (questions, answers) = (map("questions")?, map("answers")?);
+    let asked = SystemOneQuestions::parse(questions).map_err(fault)?;
     let right = asked
         .names()
         .iter()

@@ -110,10 +110,13 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(found: Result<String, String>, expected: Result<&str, &str>) {
-        match (&found, expected) {
+    fn check(found: &Result<String, String>, expected: Result<&str, &str>) {
+        match (found, expected) {
             (Err(found), Err(part)) => assert!(found.contains(part), "{found}, expected {part}"),
-            (found, expected) => assert_eq!(found.as_deref(), expected.map_err(str::to_owned).as_deref()),
+            (found, expected) => {
+                let found = found.as_deref().map_err(String::as_str);
+                assert_eq!(found, expected);
+            }
         }
     }
 
@@ -141,7 +144,7 @@ mod tests {
             ("http://a@foo.example", Err("a scheme and a host")),
             ("http://", Err("a scheme and a host")),
         ] {
-            check(origin(text), expected);
+            check(&origin(text), expected);
         }
     }
 
@@ -161,7 +164,7 @@ mod tests {
             ("a.example,b.example", Err("expected a host name")),
             ("", Err("expected a host name")),
         ] {
-            check(host_name(text), expected);
+            check(&host_name(text), expected);
         }
     }
 }
