@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 
 use crate::{
     ApiError,
-    app::off_thread::{QueueLimits, off_thread, within},
+    requests::off_thread::{QueueLimits, off_thread, within},
 };
 
 /// Most places of a server, as many as the compiler of one model has.

@@ -16,7 +16,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::{
     ApiError,
-    app::off_thread::{QueueLimits, Wanted, off_thread_while_wanted, within},
+    requests::off_thread::{QueueLimits, Wanted, off_thread_while_wanted, within},
 };
 
 /// The turns of an encoder.

@@ -6,7 +6,6 @@
 pub(crate) mod compile_queue;
 pub(crate) mod encoder_queue;
 mod name_bounds;
-pub(crate) mod off_thread;
 pub(crate) mod served_model;
 pub(crate) mod shutdown;
 pub(crate) mod slots;
@@ -36,7 +35,6 @@ use crate::{
     app::{
         compile_queue::CompileQueue,
         encoder_queue::EncoderQueue,
-        off_thread::{QueueLimits, Wanted, off_thread},
         shutdown::Shutdown,
         slots::{Asker, Slots},
         stored::StoredResponses,
@@ -47,6 +45,7 @@ use crate::{
         constraints::{Asked, asked, refusal},
         fields::{Body, Field},
         intake::{Intake, Received, Share},
+        off_thread::{QueueLimits, Wanted, off_thread},
         sampling::SamplingFields,
     },
     telemetry::{
@@ -284,7 +283,8 @@ impl Call {
         share: Share,
     ) -> Result<TextStream, ApiError> {
         let begun = Instant::now();
-        let prompt = see(app, prompt, &params).await?;
+        // Its future is too large for the frames of its callers.
+        let prompt = Box::pin(see(app, prompt, &params)).await?;
         drop(share);
         // The images' time counts against the request's.
         params.deadline = params.deadline.map(|limit| limit.saturating_sub(begun.elapsed()));

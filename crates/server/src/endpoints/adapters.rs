@@ -19,10 +19,11 @@ use tokenmill::{Error, adapters::AdapterSource};
 
 use crate::{
     ApiError, App,
-    app::{Call, off_thread::off_thread},
+    app::Call,
     models::OneModel,
     requests::{
         fields::{only, yes},
+        off_thread::off_thread,
         request_table::request,
     },
 };

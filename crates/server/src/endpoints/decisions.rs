@@ -20,13 +20,11 @@ use tokenmill::{
 
 use crate::{
     ApiError, App,
-    app::{
-        Call,
-        off_thread::{QueueLimits, Wanted, off_thread_while_wanted},
-    },
+    app::Call,
     dialects::{openai::decision, sglang},
     requests::{
         fields::{label, only, refused},
+        off_thread::{QueueLimits, Wanted, off_thread_while_wanted},
         request_table::request,
         sampling::salt,
     },

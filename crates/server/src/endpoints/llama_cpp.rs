@@ -63,7 +63,7 @@ pub(crate) async fn completion(app: Arc<App>, mut call: Call) -> Result<Response
         && !prompt.images.is_empty()
     {
         let prompt = with_images(&app, prompt)?;
-        return answer(app, &mut call, &body, &request, vec![prompt]).await;
+        return Box::pin(answer(app, &mut call, &body, &request, vec![prompt])).await;
     }
     if prompts.iter().any(|prompt| !prompt.images.is_empty()) {
         let reason = "a prompt with images must be the only one of its request";
@@ -71,7 +71,7 @@ pub(crate) async fn completion(app: Arc<App>, mut call: Call) -> Result<Response
     }
     let encode = |prompt: &OneRawPrompt| Prompt::of_text(encode_pieces(&app.model, &prompt.pieces));
     let prompts = prompts.iter().map(encode).collect();
-    answer(app, &mut call, &body, &request, prompts).await
+    Box::pin(answer(app, &mut call, &body, &request, prompts)).await
 }
 
 /// Encodes a prompt; only its first piece gets the tokens that begin and end a text.
@@ -152,7 +152,8 @@ pub(crate) async fn infill(app: Arc<App>, mut call: Call) -> Result<Response, Ap
         .saturating_add(request.n_answer(app.engine().limits().n_ctx));
     let n_most = app.engine().limits().n_ctx.saturating_sub(n_taken);
     let tokens = with_extra(tokenizer, tokens, &request.input_extra, n_most);
-    answer(app, &mut call, &body, &request, vec![Prompt::of_text(tokens)]).await
+    let prompts = vec![Prompt::of_text(tokens)];
+    Box::pin(answer(app, &mut call, &body, &request, prompts)).await
 }
 
 fn read(app: &App, call: &mut Call, fields: &[Field]) -> Result<(Body, CompletionRequest), ApiError> {

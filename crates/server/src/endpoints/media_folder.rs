@@ -12,8 +12,8 @@ use tokenmill_sched::EngineError;
 
 use crate::{
     ApiError, App, ServerConfig,
-    app::off_thread::off_thread,
     dialects::openai::chat::TemplateMessage,
+    requests::off_thread::off_thread,
     requests::{
         images::ImageFile,
         intake::{Intake, Share},

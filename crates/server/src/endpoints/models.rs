@@ -224,7 +224,7 @@ pub(crate) async fn not_found(request_id: Extension<RequestId>, method: Method, 
 
 /// Paths whose letters are like those of `path`.
 fn near_paths(path: &str) -> Vec<String> {
-    // The slash that all paths have does not count as likeness, and a placeholder is no name.
+    // The slash that all paths have does not count as likeness, and a parameter in a path is no name.
     let paths = ENDPOINTS.iter().flat_map(Endpoint::paths);
     let names = paths
         .filter(|path| !path.contains('{') && path.len() > 1)

@@ -14,9 +14,10 @@ use serde_json::{Value, json};
 
 use crate::{
     ApiError, App, Dialect,
-    app::{Call, error_response, off_thread::off_thread, slots::Asker},
+    app::{Call, error_response, slots::Asker},
     dialects::llama_cpp::SLOT_FILE,
     models::OneModel,
+    requests::off_thread::off_thread,
     telemetry::request_id::RequestId,
 };
 

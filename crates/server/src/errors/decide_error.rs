@@ -18,7 +18,13 @@ impl ApiError {
         let reason = error.to_string();
         match error {
             DecideError::NoNumbers { .. } => Self::Internal { reason },
-            DecideError::OpenReasoning | DecideError::AnswerHead => Self::invalid("model", reason),
+            DecideError::OpenReasoning
+            | DecideError::AnswerHead
+            | DecideError::UnknownFamily { .. }
+            | DecideError::FamilyKey { .. }
+            | DecideError::FamilyToken { .. }
+            | DecideError::FamilyTemplate { .. }
+            | DecideError::TemperatureFile { .. } => Self::invalid("model", reason),
             DecideError::Json { path, reason } => Self::invalid(path, reason),
             DecideError::UnknownField { path } => Self::unknown_field(path, "", [].into_iter()),
             DecideError::ImageCount { .. } => Self::invalid("images", reason),

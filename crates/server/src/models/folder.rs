@@ -16,7 +16,7 @@ use tokio::{
 };
 
 use super::{FileStamp, Inner, Kind, Many, ModelSpec, Models, catalog::Looked, status::Doing};
-use crate::app::off_thread::off_thread;
+use crate::requests::off_thread::off_thread;
 
 /// How long the contents that were read count as current.
 const PAUSE: Duration = Duration::from_secs(1);

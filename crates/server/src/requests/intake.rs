@@ -29,7 +29,7 @@ use tokio::{
 
 use crate::{
     ApiError, ServerConfig,
-    app::off_thread::off_thread,
+    requests::off_thread::off_thread,
     requests::{
         shape_sizes::check_sizes,
         zstd_body::{Refused, decompress, is_compressed},

@@ -9,6 +9,7 @@ pub mod fields;
 pub(crate) mod foreign;
 pub(crate) mod images;
 pub(crate) mod intake;
+pub(crate) mod off_thread;
 pub(crate) mod paths;
 pub(crate) mod raw_prompt;
 pub(crate) mod request_table;

@@ -84,7 +84,7 @@ const FAMILIES: [Family; 9] = [
     },
 ];
 
-/// What a model says, and its calls.
+/// The text of a model, and its calls.
 #[derive(Debug)]
 struct Answer {
     text: String,

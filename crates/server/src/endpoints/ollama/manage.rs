@@ -23,11 +23,11 @@ use tokio::sync::mpsc;
 
 use crate::{
     ApiError, Dialect, Models,
-    app::{Call, error_response, off_thread::off_thread},
+    app::{Call, error_response},
     errors::api_error::shortened,
     model_names::tagged,
     models::{FolderError, FolderManager, PullWatch, Role},
-    requests::{fields::label, request_table::request},
+    requests::{fields::label, off_thread::off_thread, request_table::request},
     telemetry::request_id::RequestId,
 };
 
