@@ -31,7 +31,7 @@ pub struct MemoryPlan {
     pub workspace_bytes: usize,
     /// Adapters that are loaded afterwards, in separate allocations.
     pub adapters_bytes: usize,
-    /// The host memory of a split backend, which the other fields do not count.
+    /// The host memory of a split network, which the other fields do not count.
     pub on_host: Option<Box<MemoryPlan>>,
 }
 

@@ -43,7 +43,7 @@ impl ModelExecutor {
     /// Returns the backend, for example for its counters.
     ///
     /// # Panics
-    /// If the network was loaded on a backend of another type.
+    /// If the network was loaded on a device of another type.
     pub fn backend<B: Any>(&self) -> &B {
         self.device.backend().downcast_ref().expect(OF_TYPE)
     }
@@ -51,7 +51,7 @@ impl ModelExecutor {
     /// Returns the backend mutably, for settings between steps.
     ///
     /// # Panics
-    /// If the network was loaded on a backend of another type.
+    /// If the network was loaded on a device of another type.
     pub fn backend_mut<B: Any>(&mut self) -> &mut B {
         self.device.backend_mut().downcast_mut().expect(OF_TYPE)
     }

@@ -13,10 +13,10 @@ use tokenmill_backend::{
 
 use crate::{Placement, placement::Sides};
 
-/// What a step does, in order.
+/// The actions of a step, in their order.
 pub(crate) type Schedule = Vec<Action>;
 
-/// One thing that a step does.
+/// An operation or a copy.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Action {
     /// Copies the rows of a slot to a side.

@@ -34,8 +34,7 @@ impl<B: Backend> Bridge<B> {
     /// Makes a device of a backend.
     ///
     /// A crate with a backend calls it in an `impl From<YourBackend> for Box<dyn ProgramDevice>`, so that the code that runs
-    /// programs on it is compiled in that crate alone. (For a backend that is itself generic, it is compiled where its types
-    /// are chosen.)
+    /// programs on it is compiled in that crate alone.
     pub fn boxed(backend: B) -> Box<dyn ProgramDevice> {
         Box::new(Self {
             own: Interpreter::new(backend),

@@ -20,7 +20,7 @@ use super::{LinearId, MatrixId, NormId, Prepared, WeightStore};
 
 /// A device with the memory of one network. Every error is a device error.
 ///
-/// It is made of a [`Backend`](crate::Backend) by [`Bridge`](super::Bridge).
+/// [`Bridge`](super::Bridge) makes one of a [`Backend`](crate::Backend); a split network's implements it itself.
 #[expect(
     clippy::missing_errors_doc,
     reason = "the calls fail alike, which the trait's documentation says"

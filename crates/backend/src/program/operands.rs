@@ -69,9 +69,9 @@ impl Op {
             Self::SsmScan { scan, .. } => add_vectors(all, *scan),
             Self::DeltaNet { net, .. } => add_vectors(all, *net),
             Self::LinearGroup { products, .. } => {
-                products
-                    .iter()
-                    .for_each(|product| add_linear(all, product.linear));
+                for product in products {
+                    add_linear(all, product.linear);
+                }
             }
             Self::LinearGated { gate, up, .. } | Self::ExpertsGated { gate, up, .. } => {
                 add_linear(all, *gate);

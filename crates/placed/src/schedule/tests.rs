@@ -103,11 +103,15 @@ fn schedule(
         logits: Wanted::None,
     };
     let schedule = places.schedule(&prepared.variants()[variant.index()], true)?;
-    let words = schedule.iter().map(|action| match action {
-        Action::Copy { to, .. } => format!("copy to {to:?}"),
+    let words = schedule.iter().filter_map(|action| match action {
+        Action::Copy { to, .. } => Some(format!("copy to {to:?}")),
+        // The slots of a program determine where a value has to move.
+        Action::Run {
+            op: Op::Move { .. }, ..
+        } => None,
         Action::Run { op, side } => {
             let op = format!("{op:?}");
-            format!("{side:?}: {}", op.split(' ').next().unwrap_or_default())
+            Some(format!("{side:?}: {}", op.split(' ').next().unwrap_or_default()))
         }
     });
     Ok(words.collect())

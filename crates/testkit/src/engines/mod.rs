@@ -30,15 +30,15 @@ use crate::{NaiveBackend, TinyModel};
 
 pub use parity::{CPU, NAIVE, SIM};
 
-/// A network on a backend.
+/// A network on a device.
 pub type Loaded<B> = Box<dyn OnBackend<B> + Send>;
 
-/// An executor that gives access to its backend.
+/// An executor that gives access to its device.
 pub trait OnBackend<B: Any>: Executor {
-    /// Returns the backend, for data that only it has, such as counters.
+    /// Returns the device, for data that only it has, such as counters.
     fn backend(&self) -> &B;
 
-    /// Returns the backend for settings that only it has, between steps.
+    /// Returns the device for settings that only it has, between steps.
     fn backend_mut(&mut self) -> &mut B;
 
     /// Returns the network, for a layer that computes with its embedding and head.
@@ -59,7 +59,7 @@ impl<B: Any> OnBackend<B> for ModelExecutor {
     }
 }
 
-/// A backend on which networks can be loaded.
+/// A device on which networks can be loaded.
 pub trait Loadable: Any + Into<Box<dyn ProgramDevice>> {}
 
 impl<B: Any + Into<Box<dyn ProgramDevice>>> Loadable for B {}

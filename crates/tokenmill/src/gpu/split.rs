@@ -32,7 +32,7 @@ use crate::{
     split_plan::{SplitPlan, SplitReason},
 };
 
-/// A backend made of the CPU and a GPU, and the requested placement.
+/// A device made of the CPU and a GPU, and the requested placement.
 struct Split<'a> {
     model: &'a Model,
     network: NetworkShape,
