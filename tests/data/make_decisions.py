@@ -289,7 +289,8 @@ def write(path, arch, family, template, weights, keys, temperatures):
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(byte_tokens() + SPECIAL)
     writer.add_token_types([gguf.TokenType.NORMAL] * 256 + [gguf.TokenType.CONTROL] * len(SPECIAL))
-    writer.add_token_merges([])
+    # llama.cpp refuses a vocabulary without merges. No text has both parts of this one side by side.
+    writer.add_token_merges(["[CLS] [SEP]"])
     writer.add_add_bos_token(False)
     writer.add_add_eos_token(False)
     writer.add_chat_template([{"name": "systemone", "template": template}])

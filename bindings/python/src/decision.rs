@@ -10,7 +10,7 @@ use tokenmill::decide::{Question, QuestionKind};
 pub(crate) struct Decision {
     options: Vec<String>,
     kind: &'static str,
-    decision: tokenmill::decide::Decision,
+    answer: tokenmill::decide::Decision,
 }
 
 impl Decision {
@@ -26,7 +26,7 @@ impl Decision {
         Self {
             options,
             kind,
-            decision,
+            answer: decision,
         }
     }
 }
@@ -42,14 +42,14 @@ impl Decision {
     /// The likeliest option: a name of a choice, a level of a score, `yes` or `no`.
     #[getter]
     fn choice(&self) -> &str {
-        &self.options[self.decision.likeliest()]
+        &self.options[self.answer.likeliest()]
     }
 
     /// The probability of each option, in the order of the question.
     #[getter]
     fn probabilities<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let probabilities = PyDict::new(py);
-        for (option, probability) in self.options.iter().zip(&self.decision.probabilities) {
+        for (option, probability) in self.options.iter().zip(&self.answer.probabilities) {
             probabilities.set_item(option, probability)?;
         }
         Ok(probabilities)
@@ -58,21 +58,21 @@ impl Decision {
     /// The probability of yes; `None` unless the question is a `noul`.
     #[getter]
     fn noul(&self) -> Option<f64> {
-        (self.kind == "noul").then(|| self.decision.probabilities[0])
+        (self.kind == "noul").then(|| self.answer.probabilities[0])
     }
 
     /// The expected level, counted from 0; `None` unless the question is a `score`.
     #[getter]
     fn score(&self) -> Option<f64> {
-        (self.kind == "score").then(|| self.decision.expected_level())
+        (self.kind == "score").then(|| self.answer.expected_level())
     }
 
     /// How sure a choice or a score is, from 0 to 1; `None` for a `noul`.
     #[getter]
     fn confidence(&self) -> Option<f64> {
         match self.kind {
-            "choice" => Some(self.decision.choice_confidence()),
-            "score" => Some(self.decision.score_confidence()),
+            "choice" => Some(self.answer.choice_confidence()),
+            "score" => Some(self.answer.score_confidence()),
             _ => None,
         }
     }
@@ -80,11 +80,11 @@ impl Decision {
     /// The share that the labels of the options have of the probability of all tokens.
     #[getter]
     fn label_mass(&self) -> f64 {
-        self.decision.label_mass
+        self.answer.label_mass
     }
 
     fn __repr__(&self) -> String {
-        let probability = self.decision.probabilities[self.decision.likeliest()];
+        let probability = self.answer.probabilities[self.answer.likeliest()];
         format!(
             "Decision(type={:?}, choice={:?}, probability={probability:.3})",
             self.kind,

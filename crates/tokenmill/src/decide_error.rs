@@ -160,7 +160,7 @@ pub enum DecideError {
     FamilyKey {
         /// The key.
         key: String,
-        /// What it should hold.
+        /// The expected content.
         expected: &'static str,
     },
     /// The file of a model that was trained for decisions lacks a token.

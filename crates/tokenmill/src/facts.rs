@@ -9,7 +9,7 @@ use tokenmill_convert::Preset;
 use tokenmill_gguf::GgufFile;
 use tokenmill_model::{Model as Network, PooledOutput};
 
-use crate::decide::has_pointer_head;
+use crate::decision::family::has_pointer_head;
 
 /// The task that a model was made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

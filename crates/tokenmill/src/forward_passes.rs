@@ -41,10 +41,13 @@ impl From<Vec<u32>> for PassInput {
     }
 }
 
+/// Returns the parameters of a pass by its tokens.
+type ParamsOf = dyn Fn(&[u32]) -> ForwardParams + Send + Sync;
+
 /// Forward passes over known tokens. Dropping them cancels unfinished work.
 pub(crate) struct ForwardPasses {
     engine: Engine,
-    params_of: Box<dyn Fn(&[u32]) -> ForwardParams + Send + Sync>,
+    params_of: Box<ParamsOf>,
     /// When all of them fail that have not ended, those that wait for room too.
     deadline: Option<Instant>,
     passes: VecDeque<Generation>,

@@ -100,6 +100,7 @@ mod conversion;
 pub mod convert;
 pub mod decide;
 mod decide_error;
+mod decision;
 mod device;
 mod draft;
 mod draft_facts;

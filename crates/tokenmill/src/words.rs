@@ -25,8 +25,11 @@ use self::{image_places::ImagePlaces, prompts::render_options};
 use crate::{
     Conversation, Error,
     constraint::{self, Holds},
-    decide::{DecisionFamily, DecisionTemperatures, has_pointer_head, open_family},
     decide_error::DecideError,
+    decision::{
+        family::{DecisionFamily, has_pointer_head, open_family},
+        temperatures::DecisionTemperatures,
+    },
     model_source::ModelSource,
     reply::{Prompt, ReplyWords},
     rerank::{INSTRUCTION, QWEN3_PROMPT, RankWords},

@@ -7,8 +7,7 @@ use std::ops::RangeInclusive;
 
 use serde_json::{Map, Value};
 
-use super::question::check_count;
-use crate::decide_error::DecideError;
+use crate::{decide_error::DecideError, decision::question::check_count};
 
 /// An object and its path in the request.
 #[derive(Clone, Debug)]

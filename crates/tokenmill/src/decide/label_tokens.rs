@@ -7,11 +7,12 @@ use std::collections::HashMap;
 
 use tokenmill_text::{DecodeOptions, EncodeOptions, TokenKind, Tokenizer};
 
-use super::{
-    question::{Question, QuestionKind},
-    wording::{LabelKind, Labels},
+use super::wording::{LabelKind, Labels};
+use crate::{
+    decide_error::DecideError,
+    decision::question::{Question, QuestionKind},
+    words::AnswerPlace,
 };
-use crate::{decide_error::DecideError, words::AnswerPlace};
 
 /// Most tokens at the end of a prompt that are encoded again with a label after them.
 const MAX_TAIL_TOKENS: usize = 64;

@@ -5,15 +5,10 @@
 //! begin with the state; that part is computed first, and the questions then follow it in one batch from the prefix cache. Invariant: an
 //! answer is the same to the bit whether its question is asked alone, with others, or again.
 
-mod decision;
-mod family;
 mod json_object;
 mod label_tokens;
-mod question;
-mod readout;
 mod state;
 mod system_one;
-mod temperatures;
 mod wording;
 
 use std::{
@@ -28,14 +23,16 @@ use tokenmill_sched::{Engine, EngineError, ForwardParams, ForwardRows, Media, Me
 use tokenmill_text::Tokenizer;
 
 use self::{
-    family::{Asking, RowsOfPrompt},
     label_tokens::LabelTokens,
-    question::check,
-    readout::{Reading, Readout},
     wording::{labels_of_options, message},
 };
 use crate::{
     Error, Model,
+    decision::{
+        family::{Asking, DecisionFamily, RowsOfPrompt},
+        question::check,
+        readout::{Reading, Readout},
+    },
     forward_passes::{ForwardPasses, Pace, PassInput},
     images::PromptImage,
     reply::Prompt,
@@ -43,20 +40,26 @@ use crate::{
     words::without_reasoning,
 };
 
-pub use crate::decide_error::DecideError;
-
-pub(crate) use self::family::{DecisionFamily, has_pointer_head, open_family};
-pub use self::{
-    decision::Decision,
-    json_object::{JsonObject, inner_path, text_of},
-    question::{
-        ChoiceOption, MAX_LEVELS, MAX_OPTIONS, MAX_PERMUTATIONS, MAX_QUESTIONS, Question, QuestionKind,
+pub use crate::{
+    decide_error::DecideError,
+    decision::{
+        answer::Decision,
+        question::{
+            ChoiceOption, MAX_LEVELS, MAX_OPTIONS, MAX_PERMUTATIONS, MAX_QUESTIONS, Question, QuestionKind,
+        },
+        temperatures::{DecisionTemperatures, KnownAnswers},
     },
+};
+
+pub use self::{
+    json_object::{JsonObject, inner_path, text_of},
     state::{MAX_IMAGES, State},
     system_one::{SystemOneQuestions, image_of_part, images_of, state_of},
-    temperatures::{DecisionTemperatures, KnownAnswers},
     wording::DECISION_PROMPT_VERSION,
 };
+
+/// Longest state of a model that was trained for decisions. Its template may write the state several times over, as a tree of values.
+const MAX_FAMILY_STATE_BYTES: usize = 1 << 20;
 
 /// Questions in the engine at a time. Each has a row of logits, a MiB for a large vocabulary, until it is read.
 const MAX_OPEN: usize = 64;
@@ -69,7 +72,7 @@ const LEAST_SAVED_TOKENS: usize = 64;
 pub struct DecideParams {
     /// Asks each question in this many orders of its options, if there are as many, and averages the probabilities.
     pub permutations: usize,
-    /// Divides the logits of the labels; 1 leaves the model's own probabilities.
+    /// Divides the logits of the labels or the scores of a head, next to the temperatures of the model's file and those fitted to it.
     pub temperature: f64,
     /// Fails the request unless it ends within this time.
     pub deadline: Option<Duration>,
@@ -126,7 +129,11 @@ impl DecideParams {
             0 => 0,
             permutations => permutations.max(n_orders),
         };
-        check(questions, state.n_bytes().saturating_add(listed_bytes), permutations)
+        check(
+            questions,
+            state.n_bytes().saturating_add(listed_bytes),
+            permutations,
+        )
     }
 }
 
@@ -170,7 +177,7 @@ pub struct Decisions {
     passes: Option<ForwardPasses>,
     asked: VecDeque<Asked>,
     question_idx: usize,
-    /// What was read of the prompt that is being computed.
+    /// The rows that were read of the prompt that is being computed.
     reading: Reading,
     n_prompt_tokens: usize,
     /// Tokens that were computed for the common beginning.
@@ -370,7 +377,7 @@ impl Model {
         params: &DecideParams,
     ) -> Result<Decisions, Error> {
         let started = self.start_deciding_while(&state.into(), questions, params, &|| true)?;
-        Ok(started.expect("nobody gives up"))
+        Ok(started.expect("it is always wanted"))
     }
 
     /// Does the same as [`Self::start_deciding`] while `is_wanted`, which is called before each prompt and each image is encoded, returns true;
@@ -420,6 +427,13 @@ impl Model {
         let written = match family {
             Some(family) => {
                 let text = state.as_text().ok_or_else(|| words.no_vision())?;
+                if text.len() > MAX_FAMILY_STATE_BYTES {
+                    return Err(DecideError::TextTooLong {
+                        found_bytes: text.len(),
+                        maximum_bytes: MAX_FAMILY_STATE_BYTES,
+                    }
+                    .into());
+                }
                 family_prompts(family, words.tokenizer(), (text, asking), params, gate)?
             }
             None => self.chat_prompts(state, asking, params, gate)?,
@@ -476,7 +490,7 @@ impl Model {
                 }
                 let content = message(state, question, &order, &labels);
                 let shown = state.images().cloned().collect();
-                let (prompt, images) = words.encode_showing(&without_reasoning(content), shown)?;
+                let (prompt, images) = words.encode_showing(&without_reasoning(&content), shown)?;
                 (gate.check_prompt)(&prompt)?;
                 if !tokens.follow(&prompt) {
                     return Err(DecideError::OtherEnd { question_idx }.into());
@@ -530,7 +544,7 @@ impl Asked {
 /// Conditions under which prompts are written.
 #[derive(Clone, Copy)]
 struct Gate<'a> {
-    /// Returns false once nobody waits for the answers.
+    /// Returns false once no caller waits for the answers.
     is_wanted: &'a dyn Fn() -> bool,
     /// Refuses a prompt that is too long or too late.
     check_prompt: &'a dyn Fn(&[u32]) -> Result<(), Error>,

@@ -18,7 +18,7 @@ pub const MAX_IMAGES: usize = 8;
 ///
 /// let text: State = "The cat sat on the mat.".into();
 /// let photo = [0_u8; 4]; // the bytes of a PNG or JPEG file
-/// let seen = State::default().text("The mat: ").image(&photo[..]).text(" Nobody sits there.");
+/// let seen = State::default().text("The mat: ").image(&photo[..]).text(" It is empty.");
 /// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct State {

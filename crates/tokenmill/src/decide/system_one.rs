@@ -6,12 +6,17 @@
 use serde_json::{Map, Value, json};
 
 use super::{
-    decision::Decision,
     json_object::{JsonObject, inner_path, text_of},
-    question::{ChoiceOption, Question, QuestionKind, check_count},
     state::State,
 };
-use crate::{decide_error::DecideError, images::image_of_url};
+use crate::{
+    decide_error::DecideError,
+    decision::{
+        answer::Decision,
+        question::{ChoiceOption, Question, QuestionKind, check_count},
+    },
+    images::image_of_url,
+};
 
 /// Fields of a question.
 const FIELDS: [&str; 3] = ["type", "instructions", "criteria"];

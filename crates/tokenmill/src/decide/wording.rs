@@ -7,10 +7,8 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use super::{
-    question::{Question, QuestionKind},
-    state::State,
-};
+use super::state::State;
+use crate::decision::question::{Question, QuestionKind};
 
 /// The version of the wording. A change of any prompt makes a new one.
 pub const DECISION_PROMPT_VERSION: u32 = 1;

@@ -19,7 +19,7 @@ const MESSAGE: &str = "MESSAGEPLACE";
 const SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
 
 /// Makes the conversation of a message whose reply begins without reasoning. `content` is a text or a list of parts.
-pub(crate) fn without_reasoning(content: Value) -> Conversation {
+pub(crate) fn without_reasoning(content: &Value) -> Conversation {
     let switches = SWITCHES.map(|name| (name.to_owned(), Value::Bool(false)));
     Conversation {
         variables: Map::from_iter(switches),
@@ -43,7 +43,7 @@ impl ModelWords {
     /// [`DecideError::OpenReasoning`] and [`DecideError::AnswerHead`]; [`Error::NoTemplate`], or [`Error::Template`] if the template
     /// refuses a conversation of two messages.
     pub(crate) fn answer_place(&self) -> Result<AnswerPlace, Error> {
-        let conversation = without_reasoning(MESSAGE.into());
+        let conversation = without_reasoning(&MESSAGE.into());
         let prompt = self.render_chat(&conversation)?;
         let end = prompt.rsplit_once(MESSAGE).ok_or(DecideError::AnswerHead)?.1;
         let place = |gap: &str| AnswerPlace {

@@ -5,7 +5,9 @@ use std::{fs, path::PathBuf};
 use serde_json::{Map, Value};
 use tokenmill::{
     Device, Error, Model, TextParams,
-    decide::{DecideError, DecideParams, DecisionTemperatures, Question, State, SystemOneQuestions, state_of},
+    decide::{
+        DecideError, DecideParams, DecisionTemperatures, Question, State, SystemOneQuestions, state_of,
+    },
 };
 
 /// Attention rounds keys and values to 16 bits; the probabilities differ by less.
@@ -136,7 +138,9 @@ fn a_question_has_the_same_bits_alone_in_company_and_with_other_threads() {
                 names: names.to_vec(),
                 ..DecideParams::default()
             };
-            let answers = model.start_deciding(case.state.clone(), questions, &params).unwrap();
+            let answers = model
+                .start_deciding(case.state.clone(), questions, &params)
+                .unwrap();
             let decisions = answers.map(|decision| decision.unwrap());
             let bits = decisions.map(|decision| decision.probabilities.iter().map(|p| p.to_bits()).collect());
             bits.collect()

@@ -118,7 +118,7 @@ fn calls(mut schema: Value, choices: &Choices<'_>) -> Constraint {
     let kind = choices.at(5);
     schema["type"] = json!("object");
     schema["properties"] = json!({"text": {"$ref": "#/$defs/a0"}, "n": {"type": "integer"}});
-    if kind % 2 == 0 {
+    if kind.is_multiple_of(2) {
         schema["required"] = json!(["text"]);
         schema["additionalProperties"] = json!(false);
     }

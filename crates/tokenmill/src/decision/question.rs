@@ -133,7 +133,7 @@ impl Question {
     }
 
     /// Returns the bytes of all its texts.
-    pub(super) fn n_bytes(&self) -> usize {
+    pub(crate) fn n_bytes(&self) -> usize {
         let options = self.option_texts();
         let of_options: usize = options.iter().map(|(name, text)| name.len() + text.len()).sum();
         self.instructions.len() + of_options
@@ -190,7 +190,7 @@ impl Question {
 
     /// Lists orders in which the options are shown, at most `n` different ones: the given one, then its reverse, then the next
     /// rotation and its reverse. Levels and the two answers of a predicate keep their order or are reversed.
-    pub(super) fn orders(&self, n: usize) -> Vec<Vec<usize>> {
+    pub(crate) fn orders(&self, n: usize) -> Vec<Vec<usize>> {
         let n_options = self.n_options();
         let n_pairs = match &self.kind {
             QuestionKind::Choice(_) => n.div_ceil(2),
@@ -212,7 +212,7 @@ impl Question {
 }
 
 /// Checks the number of questions of a request.
-pub(super) fn check_count(found: usize) -> Result<(), DecideError> {
+pub(crate) fn check_count(found: usize) -> Result<(), DecideError> {
     let maximum = MAX_QUESTIONS;
     if found == 0 || found > maximum {
         return Err(DecideError::QuestionCount { found, maximum });
@@ -221,7 +221,7 @@ pub(super) fn check_count(found: usize) -> Result<(), DecideError> {
 }
 
 /// Checks the questions of a request about a state of `state_bytes`, asked in `permutations` orders.
-pub(super) fn check(
+pub(crate) fn check(
     questions: &[Question],
     state_bytes: usize,
     permutations: usize,

@@ -67,14 +67,14 @@ struct Labels {
 
 /// A prompt, and how its results become an answer.
 #[derive(Debug)]
-pub(super) struct FamilyPrompt {
-    pub(super) tokens: Vec<u32>,
-    pub(super) readout: Readout,
+pub(crate) struct FamilyPrompt {
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) readout: Readout,
 }
 
 impl DecisionFamily {
     /// Checks that there is a label for each option.
-    pub(super) fn check(&self, questions: &[Question]) -> Result<(), DecideError> {
+    pub(crate) fn check(&self, questions: &[Question]) -> Result<(), DecideError> {
         let maximum = self.max_options();
         for (question_idx, question) in questions.iter().enumerate() {
             let found = question.n_options();
@@ -96,12 +96,12 @@ impl DecisionFamily {
             FamilyKind::OpenJev(labels) | FamilyKind::Lev(labels) | FamilyKind::Nimble(labels) => {
                 labels.tokens.len()
             }
-            FamilyKind::Laya(_) | FamilyKind::Kev { .. } => super::MAX_OPTIONS,
+            FamilyKind::Laya(_) | FamilyKind::Kev { .. } => super::question::MAX_OPTIONS,
         }
     }
 
     /// Returns the temperature of a question's answers.
-    pub(super) fn temperature(&self, question: &Question) -> f64 {
+    pub(crate) fn temperature(&self, question: &Question) -> f64 {
         let n = question.n_options();
         let bucket = match &self.kind {
             FamilyKind::Lev(_) => match n {
@@ -125,7 +125,7 @@ impl DecisionFamily {
     }
 
     /// Returns the fewest orders in which a question is asked, and the bytes of questions that each prompt lists.
-    pub(super) fn extent(&self, questions: &[Question]) -> (usize, usize) {
+    pub(crate) fn extent(&self, questions: &[Question]) -> (usize, usize) {
         match &self.kind {
             FamilyKind::OpenJev(_) | FamilyKind::Laya(_) | FamilyKind::Kev { .. } => (1, 0),
             FamilyKind::Lev(_) => (2, 0),
@@ -134,7 +134,7 @@ impl DecisionFamily {
     }
 
     /// Lists the orders in which a question's options are shown, at most `n` unless the family asks for more.
-    pub(super) fn orders(&self, question: &Question, n: usize) -> Vec<Vec<usize>> {
+    pub(crate) fn orders(&self, question: &Question, n: usize) -> Vec<Vec<usize>> {
         // Families but one show no before yes.
         let is_predicate = matches!(question.kind, QuestionKind::Predicate { .. });
         let has_no_first = is_predicate && !matches!(self.kind, FamilyKind::OpenJev(_));
@@ -157,7 +157,7 @@ impl DecisionFamily {
     ///
     /// # Panics
     /// If [`Self::check`] refuses the questions.
-    pub(super) fn prompt(
+    pub(crate) fn prompt(
         &self,
         tokenizer: &Tokenizer,
         state: &str,
@@ -245,7 +245,7 @@ impl DecisionFamily {
     }
 
     /// Returns which rows of a prompt are read.
-    pub(super) fn rows(&self) -> RowsOfPrompt {
+    pub(crate) fn rows(&self) -> RowsOfPrompt {
         match &self.kind {
             FamilyKind::Laya(layout) => RowsOfPrompt::FromMark(layout.mark),
             FamilyKind::Kev { mark } => RowsOfPrompt::FromMark(*mark),
@@ -256,7 +256,7 @@ impl DecisionFamily {
 
 /// The rows of a prompt that make an answer.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum RowsOfPrompt {
+pub(crate) enum RowsOfPrompt {
     /// The logits behind the last token.
     LastLogits,
     /// The network's rows from the first mark on.
@@ -265,7 +265,7 @@ pub(super) enum RowsOfPrompt {
 
 impl RowsOfPrompt {
     /// Returns the parameters of the pass over a prompt.
-    pub(super) fn params(self, prompt: &[u32]) -> ForwardParams {
+    pub(crate) fn params(self, prompt: &[u32]) -> ForwardParams {
         let last = prompt.len().saturating_sub(1);
         match self {
             Self::LastLogits => ForwardParams::new(ForwardRows::Logits, last),
@@ -279,10 +279,10 @@ impl RowsOfPrompt {
 
 /// The questions of a request with their names.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Asking<'a> {
-    pub(super) questions: &'a [Question],
+pub(crate) struct Asking<'a> {
+    pub(crate) questions: &'a [Question],
     /// Names, as far as there are any.
-    pub(super) names: &'a [String],
+    pub(crate) names: &'a [String],
 }
 
 impl Asking<'_> {

@@ -4,6 +4,9 @@ use serde_json::{Map, Value, json};
 
 use super::super::question::{Question, QuestionKind};
 
+/// Deepest object or list that is given to a template as such. Templates indent, so a deeper one grows by its depth with each line.
+const MAX_DEPTH: usize = 32;
+
 /// Returns the type of a question as files and templates name it.
 pub(super) fn type_name(question: &Question) -> &'static str {
     match question.kind {
@@ -67,11 +70,23 @@ pub(super) fn insert_question(
 pub(super) fn json_or_text(text: &str) -> Value {
     if text.starts_with(['{', '['])
         && let Ok(value) = serde_json::from_str::<Value>(text)
-        && value.to_string() == text
+        && depth(&value) <= MAX_DEPTH
     {
-        return value;
+        let written = value.to_string();
+        if written == text {
+            return value;
+        }
     }
     json!(text)
+}
+
+/// Returns how deeply objects and lists stand in each other.
+fn depth(value: &Value) -> usize {
+    match value {
+        Value::Array(items) => 1 + items.iter().map(depth).max().unwrap_or(0),
+        Value::Object(fields) => 1 + fields.values().map(depth).max().unwrap_or(0),
+        _ => 0,
+    }
 }
 
 /// Sorts the keys of all objects.
@@ -98,6 +113,9 @@ mod tests {
         for text in ["plain", "", "{", r#"{"a": 1}"#, "[1", "3"] {
             assert_eq!(json_or_text(text), json!(text));
         }
+        let nested = |depth: usize| format!("{}{}", "[".repeat(depth), "]".repeat(depth));
+        assert!(json_or_text(&nested(MAX_DEPTH)).is_array());
+        assert!(json_or_text(&nested(MAX_DEPTH + 1)).is_string());
     }
 
     #[test]

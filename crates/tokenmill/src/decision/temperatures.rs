@@ -11,7 +11,7 @@ use std::{
 use serde_json::{Value, json};
 use tokenmill_gguf::RegularFile;
 
-use super::{decision::Decision, question::QuestionKind};
+use super::{answer::Decision, question::QuestionKind};
 use crate::{Error, decide_error::DecideError, model_source::ModelSource};
 
 /// The name of the file in a folder, and what follows the name of a model's file.
@@ -32,11 +32,11 @@ const N_BINS: usize = 10;
 /// A temperature for each type of question; 1 changes nothing.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DecisionTemperatures {
-    /// Of yes/no questions.
+    /// For yes/no questions.
     pub noul: f64,
-    /// Of choices.
+    /// For choices.
     pub choice: f64,
-    /// Of scores.
+    /// For scores.
     pub score: f64,
 }
 

@@ -3,24 +3,24 @@
 //! A label reader has one row of logits, a decision head a row of scores at each option's mark. Invariant: rows are added in the order
 //! of their tokens, and an answer depends on nothing else.
 
-use super::decision::{Decision, softmax};
+use super::answer::{Decision, softmax};
 
 /// The places of a question's options in the rows of a pass.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Readout {
+pub(crate) enum Readout {
     /// The token of each option's label.
     Labels(Vec<u32>),
     /// The tokens of a scale from no to yes, whose mean is the probability of yes.
     Scale(Vec<u32>),
-    /// Of each option the row, counted from the first that is read, and the column of the question's type.
+    /// The row of each option, counted from the first that is read, and the column of the question's type.
     Marks { rows: Vec<usize>, column: usize },
-    /// Of each option the row, whose second half is a key; the first half of the last row is the query.
+    /// The row of each option, whose second half is a key; the first half of the last row is the query.
     Pointer { rows: Vec<usize> },
 }
 
-/// What was read of a pass.
+/// The rows of a pass that were read so far.
 #[derive(Debug, Default)]
-pub(super) struct Reading {
+pub(crate) struct Reading {
     answer: Option<Decision>,
     /// The question type's column of the rows so far.
     scores: Vec<f32>,
@@ -32,7 +32,7 @@ pub(super) struct Reading {
 
 impl Reading {
     /// Reads the next row.
-    pub(super) fn add(&mut self, readout: &Readout, row: &[f32], temperature: f64) {
+    pub(crate) fn add(&mut self, readout: &Readout, row: &[f32], temperature: f64) {
         match readout {
             Readout::Labels(labels) => self.answer = Decision::of_logits(row, labels, temperature),
             Readout::Scale(ratings) => {
@@ -59,7 +59,7 @@ impl Reading {
     }
 
     /// Returns the answer once all rows were read, and forgets them; `None` if they are not numbers.
-    pub(super) fn finish(&mut self, readout: &Readout, temperature: f64) -> Option<Decision> {
+    pub(crate) fn finish(&mut self, readout: &Readout, temperature: f64) -> Option<Decision> {
         let read = std::mem::take(self);
         let of_options: Option<Vec<f64>> = match readout {
             Readout::Labels(_) | Readout::Scale(_) => return read.answer,

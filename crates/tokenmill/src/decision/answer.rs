@@ -64,7 +64,7 @@ impl Decision {
 
     /// Reads a row of logits, `[n_vocab]`, at the tokens of the labels, one for each option: a softmax over the labels at a temperature,
     /// and the labels' share of the softmax over all tokens. `None` if a logit is not a number.
-    pub(super) fn of_logits(logits: &[f32], labels: &[u32], temperature: f64) -> Option<Self> {
+    pub(crate) fn of_logits(logits: &[f32], labels: &[u32], temperature: f64) -> Option<Self> {
         if logits.iter().any(|logit| logit.is_nan()) {
             return None;
         }
@@ -84,7 +84,7 @@ impl Decision {
     }
 
     /// Divides the logarithms of the probabilities by a temperature.
-    pub(super) fn tempered(&self, temperature: f64) -> Self {
+    pub(crate) fn tempered(&self, temperature: f64) -> Self {
         if temperature == 1.0 {
             return self.clone();
         }
@@ -97,7 +97,7 @@ impl Decision {
     }
 
     /// Averages the answers to a question in several orders.
-    pub(super) fn mean_of(readings: &[Self]) -> Self {
+    pub(crate) fn mean_of(readings: &[Self]) -> Self {
         let n = readings.len() as f64;
         let n_options = readings.first().map_or(0, |reading| reading.probabilities.len());
         let mean = |value: &dyn Fn(&Self) -> f64| readings.iter().map(value).sum::<f64>() / n;
@@ -111,7 +111,7 @@ impl Decision {
 }
 
 /// Returns the softmax of finite values at a temperature.
-pub(super) fn softmax(values: &[f64], temperature: f64) -> Vec<f64> {
+pub(crate) fn softmax(values: &[f64], temperature: f64) -> Vec<f64> {
     let top = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let weights = values.iter().map(|value| ((value - top) / temperature).exp());
     let mut weights: Vec<f64> = weights.collect();
