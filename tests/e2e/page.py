@@ -196,6 +196,48 @@ def full_context():
             page.quit()
 
 
+# The server answers as one does that loads its model, as long as the tab says so.
+STARTING = """
+const plain = window.fetch;
+window.fetch = async (path, options) => {
+  if (!sessionStorage.getItem("starting")) return plain(path, options);
+  if (sessionStorage.getItem("starting") === "gone") throw new TypeError("network error");
+  if (path === "/readyz") return Response.json({ status: "loading", queued: 0 }, { status: 503 });
+  return Response.json({ error: { message: "the server is not ready: the model is loading", code: "not_ready" } }, { status: 503 });
+};
+"""
+
+
+def loading(url):
+    """A page that is opened while the model loads says so, and is ready when the server is."""
+    page = browser()
+    try:
+        page.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": STARTING})
+        page.get(url)
+        now = lambda state: page.execute_script("sessionStorage.setItem('starting', arguments[0])", state)
+        said = lambda: find(page, "#model-state").text
+        now("yes")
+        page.refresh()
+        until(page, "it is said", lambda: said() == "The model is loading …")
+        assert not find(page, "#about").is_displayed(), "there is no model to tell about"
+        accessible(page)
+        page.save_screenshot(shots / "loading-light.png")
+        ask(page, "Tell me a story.", Keys.ENTER)
+        until(page, "it is refused", lambda: find(page, "#error").text == "The server is not ready: the model is loading. Your message is kept.")
+        find(page, "#show-engine").click()
+        until(page, "the engine's view says it", lambda: find(page, "#engine-error").text == "The server is not ready yet.")
+        find(page, "#show-chat").click()
+        now("gone")
+        until(page, "the end of the server is seen", lambda: said() == "The server does not answer; is `tokenmill serve` running?")
+        now("")
+        until(page, "the model is named", lambda: find(page, "#model").text == "demo")
+        assert said() == "" and find(page, "#error").text == "", (said(), find(page, "#error").text)
+        ask(page, "", Keys.ENTER)
+        is_answered(page, 1)
+    finally:
+        page.quit()
+
+
 def without_key():
     with Server("--api-key", "secret") as server:
         page = browser()
@@ -492,6 +534,7 @@ with Server() as server:
         assert not severe, severe
     finally:
         page.quit()
+    loading(server.url)
     assert not any('"/web/' in line for line in server.log), "the page's files are not logged"
 full_context()
 without_key()

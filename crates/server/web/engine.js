@@ -2,11 +2,13 @@
 // that the last two minutes are there when the view is opened.
 
 import { noteServer } from "./failures.js";
+import { look } from "./models.js";
 import { headers } from "./settings.js";
 
 const SHOWN_S = 120;
 const PERIOD_MS = 1000;
 const RETRY_MS = 5000;
+const STATES = { down: "down", starting: "starting", ready: "ready" };
 const $ = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -35,6 +37,8 @@ let last = null;
 let timer = 0;
 let isShown = false;
 let failure = "";
+/** What the server was when it was last asked, one of `STATES`; empty before that. */
+let state = "";
 
 /** Sums each metric over its labels. */
 export function parseMetrics(text) {
@@ -103,14 +107,15 @@ async function poll() {
   let wait = PERIOD_MS;
   try {
     const response = await fetch("/metrics", { headers: headers() });
-    noteServer(true);
+    note(response.status === 503 ? STATES.starting : STATES.ready);
     if (response.ok) keep(parseMetrics(await response.text()));
     failure = response.ok ? "" : `/metrics answered ${response.status}`;
     // Without a key every further request would be refused; `watchEngine` starts again when there is one.
-    if (response.status === 401) [wait, failure] = [0, "The figures need an API key: see “Settings”."];
+    if (response.status === 503) failure = "The server is not ready yet.";
+    else if (response.status === 401) [wait, failure] = [0, "The figures need an API key: see “Settings”."];
     else if (!response.ok) wait = RETRY_MS;
   } catch {
-    noteServer(false);
+    note(STATES.down);
     failure = "The server does not answer.";
     wait = RETRY_MS;
   }
@@ -118,6 +123,13 @@ async function poll() {
   if (isShown) draw();
   clearTimeout(timer);
   timer = wait ? setTimeout(poll, wait) : 0;
+}
+
+/** Takes note of what the server is. One that was down or is ready now may have another model than before. */
+function note(now) {
+  noteServer(now === STATES.ready);
+  if (state && now !== state) look();
+  state = now;
 }
 
 function keep(values) {

@@ -16,7 +16,10 @@ const CAUSES = {
   chat_template_error: ["model"],
   model_failed: ["model", "load"],
   model_too_large: ["model", "load"],
+  not_ready: ["connection"],
 };
+/** Said where the server cannot be reached. */
+export const NO_ANSWER = "The server does not answer; is `tokenmill serve` running?";
 /** The causes of the failure that is shown. */
 let causes = [];
 /** The conversation of which the notice says something; empty where that is none. */
@@ -64,9 +67,6 @@ export function showFailure(text, ofCauses = []) {
   state.hidden = state.textContent !== "" && text.startsWith(state.textContent);
 }
 
-/** Says by how much a message is too long; the server's own words where it gives no figures. */
-function tooLong({ message, n_prompt_tokens: nTokens, n_ctx: nContext }) {
-  if (!nTokens || !nContext) return sentence(message);
 /** Says something below the box, which may be of a conversation. */
 export function tell(words, id = "") {
   toldOf = id;
@@ -84,6 +84,9 @@ export function clearWords() {
   tell("");
 }
 
+/** Says by how much a message is too long; the server's own words where it gives no figures. */
+function tooLong({ message, n_prompt_tokens: nTokens, n_ctx: nContext }) {
+  if (!nTokens || !nContext) return sentence(message);
   return `With its conversation your message needs ${nTokens.toLocaleString("en")} tokens; this model holds ${nContext.toLocaleString("en")}.`;
 }
 
@@ -97,10 +100,10 @@ export function causeGone(cause) {
   if (causes.includes(cause)) showFailure("");
 }
 
-/** Takes note of whether the server answers: a failure to reach it ends when it is there again. */
-export function noteServer(isThere) {
-  if (isThere && wasDown) causeGone("connection");
-  wasDown = !isThere;
+/** Takes note of whether the server answers and is ready: a failure to reach it ends when it is there again. */
+export function noteServer(isReady) {
+  if (isReady && wasDown) causeGone("connection");
+  wasDown = !isReady;
 }
 
 /** Shows why there is no answer; `isCut`: some of it came, `isKept`: the message is in the box again. */
@@ -118,8 +121,8 @@ function causesOf(error) {
 function inWords(error, isCut, isKept, isOfSetting) {
   const kept = isKept ? " Your message is kept." : "";
   if (error instanceof NoConnection) {
-    const what = isCut ? "The connection to the server was lost" : "The server does not answer";
-    return `${what}; is \`tokenmill serve\` running?${kept}`;
+    const words = isCut ? "The connection to the server was lost; is `tokenmill serve` running?" : NO_ANSWER;
+    return `${words}${kept}`;
   }
   if (error instanceof SyntaxError) return `The server's answer cannot be read.${kept}`;
   if (error.status === 401) return `${needsKey()}${kept}`;

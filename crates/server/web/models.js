@@ -2,9 +2,9 @@
 //
 // A server that never unloads says nothing of what its model is doing; where there is one model, there is nothing to choose. The
 // choice is kept in this browser. Looking at the list loads nothing and counts as no use, so it is read again and again while the page is
-// seen.
+// seen. While a server starts, engine.js sees its end and has this one look again.
 
-import { causeGone, needsKey, noChat } from "./failures.js";
+import { causeGone, needsKey, NO_ANSWER, noChat } from "./failures.js";
 import { model, showCard, STATES } from "./model.js";
 import { headers } from "./settings.js";
 
@@ -19,6 +19,8 @@ const $ = (id) => document.getElementById(id);
 /** The models of the server, as `{ name, parent, nContext, takesImages, kind, state, reason, comesAndGoes }`. */
 let served = [];
 let timer = 0;
+/** Whether the server said that the model it starts with is still loading. */
+let isStarting = false;
 let changed = () => {};
 
 /** Asks the server which models it has; `modelChanged` is called when another one is asked, or it is another than was known. Call again after a new key. */
@@ -33,18 +35,27 @@ export async function look() {
   timer = 0;
   try {
     const response = await fetch("/v1/models", { headers: headers() });
-    if (response.status === 401) say(needsKey());
+    isStarting = response.status === 503 && (await isLoadingFirst());
+    if (isStarting) say("The model is loading …");
+    else if (response.status === 401) say(needsKey());
     else if (response.ok) {
       causeGone("key");
       served = (await response.json()).data.map(read);
       await take(served.find(({ name }) => name === (model.name || kept())) ?? byDefault());
     }
   } catch {
-    // The first message will say what is wrong.
+    // The first message will say what is wrong, but nobody writes one while the model is said to load.
+    if (isStarting) say(NO_ANSWER);
   }
   clearTimeout(timer);
   const isLoading = served.some(({ state }) => state === "loading");
   timer = model.comesAndGoes ? setTimeout(lookIfSeen, isLoading ? SHORT_PERIOD_MS : PERIOD_MS) : 0;
+}
+
+/** Whether a server that answers nothing else yet is loading the model it starts with. */
+async function isLoadingFirst() {
+  const response = await fetch("/readyz");
+  return !response.ok && (await response.json()).status === "loading";
 }
 
 /** A page that nobody sees asks nothing; it looks when it is seen again. */
@@ -92,6 +103,7 @@ async function take(entry) {
   Object.assign(model, { name, nContext, takesImages, kind, state, reason, comesAndGoes, hasOthers });
   $("model").textContent = hasOthers ? "About" : name;
   $("model").ariaLabel = hasOthers ? `About the model ${name}` : `Model: ${name}`;
+  $("about").hidden = false;
   $("choice").hidden = !hasOthers;
   if (hasOthers) showChooser();
   showState();

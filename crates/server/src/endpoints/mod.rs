@@ -20,7 +20,7 @@ mod metrics;
 pub(crate) mod models;
 mod ollama;
 mod openapi;
-mod page;
+pub(crate) mod page;
 pub(crate) mod path_forms;
 mod render;
 mod rerank;
@@ -277,11 +277,11 @@ pub(crate) static ENDPOINTS: &[Endpoint] = &[
     row(Get, OpenAi, "/openapi.json", |row, _| row.plain(openapi::openapi))
         .says("This description")
         .without_key(),
-    row(Get, OpenAi, "/", |row, _| row.plain(page::index))
+    row(Get, OpenAi, "/", |row, _| row.plain(page::page))
         .says("The web page")
         .without_key()
         .quiet(),
-    row(Get, OpenAi, "/web/{name}", |row, _| row.plain(page::file))
+    row(Get, OpenAi, "/web/{name}", |row, _| row.plain(page::page))
         .without_key()
         .quiet(),
 ];

@@ -5,13 +5,13 @@
 use axum::{
     Extension,
     body::Body,
-    extract::{Path, State, rejection::PathRejection},
+    extract::State,
     http::{Method, Uri, header},
     response::{IntoResponse, Response},
 };
 
 use super::models::not_found;
-use crate::{Models, telemetry::request_id::RequestId};
+use crate::{Models, ServerConfig, telemetry::request_id::RequestId};
 
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
@@ -97,37 +97,35 @@ const JAVASCRIPT: &str = "text/javascript; charset=utf-8";
 /// Text in the page that is replaced by the size limit of a request body.
 const LIMIT: &str = "{max_body_bytes}";
 
-/// The page itself. It is told how large a request may be, so that it can say so before it sends one.
-pub(crate) async fn index(
+/// The page or one of its files. Its paths stand in the table of endpoints.
+pub(crate) async fn page(
     State(models): State<Models>,
     request_id: Extension<RequestId>,
     method: Method,
     uri: Uri,
 ) -> Response {
-    if !models.config().has_page {
-        return not_found(request_id, method, uri).await;
-    }
-    let limit = models.config().max_body_bytes.to_string();
-    let page = include_str!("../../web/index.html").replacen(LIMIT, &limit, 1);
-    respond("text/html; charset=utf-8", page)
-}
-
-/// A file that the page loads. Names are looked up in a table, so a path can leave nothing.
-pub(crate) async fn file(
-    State(models): State<Models>,
-    name: Result<Path<String>, PathRejection>,
-    request_id: Extension<RequestId>,
-    method: Method,
-    uri: Uri,
-) -> Response {
-    let found = name
-        .ok()
-        .filter(|_| models.config().has_page)
-        .and_then(|Path(name)| FILES.iter().find(|(path, ..)| *path == name));
-    match found {
-        Some((_, media_type, content)) => respond(media_type, *content),
+    match at(models.config(), uri.path()) {
+        Some(answer) => answer,
         None => not_found(request_id, method, uri).await,
     }
+}
+
+/// Returns the answer to a `GET` of one of the page's paths; `None` for other paths, and where the page is not served.
+///
+/// It needs no model, so a browser gets the page also while the model loads. The page is told how large a request may be, so that it can say so
+/// before it sends one. Names are looked up in a table, so a path can leave nothing.
+pub(crate) fn at(config: &ServerConfig, path: &str) -> Option<Response> {
+    if !config.has_page {
+        return None;
+    }
+    if path == "/" {
+        let limit = config.max_body_bytes.to_string();
+        let page = include_str!("../../web/index.html").replacen(LIMIT, &limit, 1);
+        return Some(respond("text/html; charset=utf-8", page));
+    }
+    let name = path.strip_prefix("/web/")?;
+    let (_, media_type, content) = FILES.iter().find(|(own, ..)| *own == name)?;
+    Some(respond(media_type, *content))
 }
 
 fn respond(media_type: &'static str, content: impl Into<Body>) -> Response {

@@ -1,19 +1,24 @@
 //! [`Listening`]: a server's address before there is a model to serve.
 //!
 //! A load takes minutes, and an address that is in use should be reported before it. Invariants: while a
-//! model loads, every request is answered, `/livez` with 200 and all others with 503; its connections are
-//! bounded as those of the server, and end when the server begins.
+//! model loads, every request is answered, `/livez` and the web page with 200 and all others with 503; its
+//! connections are bounded as those of the server, and end when the server begins.
 
 use std::{sync::Arc, time::Duration};
 
-use axum::{Router, extract::Request, response::Response};
+use axum::{
+    Router,
+    extract::{Request, State},
+    http::Method,
+    response::Response,
+};
 use http_body_util::BodyExt as _;
 use tokio::{runtime::Handle, time::timeout};
 
 use crate::{
     ApiError, Dialect, Listen, Models, ServeError, Server, ServerConfig, Shutdown,
     app::error_response,
-    endpoints::endpoint::probe_while_loading,
+    endpoints::{endpoint::probe_while_loading, page},
     http::serve::{Phase, Socket, TlsAcceptorBox, listen, tls_acceptor},
     kv_events::KvEvents,
     telemetry::request_id::RequestId,
@@ -77,7 +82,9 @@ impl Listening {
     pub fn while_loading<T>(self, runtime: &Handle, load: impl FnOnce() -> T) -> (Self, T) {
         let end = EndOfLoading(Arc::default());
         let phase = Phase {
-            router: Router::new().fallback(loading),
+            router: Router::new()
+                .fallback(loading)
+                .with_state(Arc::clone(&self.config)),
             config: Arc::clone(&self.config),
             end: Arc::clone(&end.0),
             // The next request may meet the model.
@@ -116,17 +123,18 @@ impl Drop for EndOfLoading {
 
 /// Answers a request while a model loads, once its body was read: closing on unread bytes resets the connection, and the answer might never
 /// arrive.
-async fn loading(request: Request) -> Response {
+async fn loading(State(config): State<Arc<ServerConfig>>, request: Request) -> Response {
     let path = request.uri().path();
-    let answer = probe_while_loading(path).map_or_else(
-        || {
+    let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
+    let page = if is_read { page::at(&config, path) } else { None };
+    let answer = (probe_while_loading(path).map(|probe| probe()))
+        .or(page)
+        .unwrap_or_else(|| {
             let error = ApiError::NotReady {
                 reason: "the model is loading",
             };
             error_response(&error, Dialect::of_path(path), &RequestId::default())
-        },
-        |probe| probe(),
-    );
+        });
     let mut body = request.into_body();
     let read = async { while let Some(Ok(_)) = body.frame().await {} };
     let _too_long = timeout(BODY_TIME, read).await;
@@ -221,6 +229,51 @@ mod tests {
             listening.while_loading(runtime.handle(), || runtime.block_on(ask));
         let ended = runtime.block_on(async { timeout(Duration::from_secs(2), connection).await });
         assert!(ended.is_ok(), "the connection is still open");
+    }
+
+    #[test]
+    fn the_page_comes_while_the_model_loads() {
+        let runtime = Runtime::new().expect("threads");
+        let check = |config: ServerConfig, expected: &[(&str, u16, &str)]| {
+            let listening = bind(&runtime, config);
+            let address = listening.address();
+            let _loaded = listening.while_loading(runtime.handle(), || {
+                for (request, status, text) in expected {
+                    let answer = exchange(
+                        &address,
+                        &format!("{request} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n"),
+                    );
+                    let is_right = answer.starts_with(&format!("HTTP/1.1 {status}")) && answer.contains(text);
+                    assert!(is_right, "{request}: {answer}");
+                }
+            });
+        };
+        check(
+            ServerConfig::default(),
+            &[
+                ("GET /", 200, "<!doctype html>"),
+                ("GET /", 200, "content-security-policy"),
+                ("HEAD /", 200, "text/html"),
+                ("GET /web/main.js", 200, "text/javascript"),
+                ("GET /web/style.css", 200, "text/css"),
+                ("GET /web/../main.js", 503, "the model is loading"),
+                ("GET /web/none.js", 503, "the model is loading"),
+                ("POST /", 503, "the model is loading"),
+                ("GET /v1/models", 503, "the model is loading"),
+                ("POST /v1/chat/completions", 503, "the model is loading"),
+            ],
+        );
+        let without_page = ServerConfig {
+            has_page: false,
+            ..ServerConfig::default()
+        };
+        check(
+            without_page,
+            &[
+                ("GET /", 503, "the model is loading"),
+                ("GET /web/main.js", 503, "the model is loading"),
+            ],
+        );
     }
 
     #[test]
