@@ -59,7 +59,7 @@ pub struct ModelWords {
     decision_family: Result<Option<DecisionFamily>, DecideError>,
     has_decision_head: bool,
     /// The temperatures next to the model.
-    decision_temperatures: DecisionTemperatures,
+    decision_temperatures: Result<DecisionTemperatures, DecideError>,
     /// Tokens that stand for an image, if the model takes images.
     images: Option<ImagePlaces>,
     /// The architecture, where there are no image encoders for it.
@@ -87,7 +87,7 @@ impl ModelWords {
             rank_prompt: None,
             decision_family: Ok(None),
             has_decision_head: false,
-            decision_temperatures: DecisionTemperatures::default(),
+            decision_temperatures: Ok(DecisionTemperatures::default()),
             images: None,
             blind_arch: None,
             default_breakers: OnceLock::new(),
@@ -115,7 +115,11 @@ impl ModelWords {
             Err(Error::Decide(error)) => Err(error),
             found => Ok(found?),
         };
-        words.decision_temperatures = DecisionTemperatures::read(source)?.unwrap_or_default();
+        // A fault of that file must not keep texts from being continued, nor the file from being written again.
+        words.decision_temperatures = match DecisionTemperatures::read(source) {
+            Err(Error::Decide(error)) => Err(error),
+            found => Ok(found?.unwrap_or_default()),
+        };
         let arch = &network.descriptor().arch;
         words.blind_arch = (!SIGHTED.contains(&arch.as_str())).then(|| arch.clone());
         Ok(words)
@@ -188,8 +192,11 @@ impl ModelWords {
     }
 
     /// Returns the fitted temperatures of decisions.
-    pub fn decision_temperatures(&self) -> &DecisionTemperatures {
-        &self.decision_temperatures
+    ///
+    /// # Errors
+    /// [`DecideError::TemperatureFile`] for a file next to the model that cannot be read.
+    pub fn decision_temperatures(&self) -> Result<&DecisionTemperatures, DecideError> {
+        self.decision_temperatures.as_ref().map_err(Clone::clone)
     }
 
     /// Returns how the model is asked whether a document answers a query; `None` if it was not made for that.

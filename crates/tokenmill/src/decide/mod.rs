@@ -442,7 +442,7 @@ impl Model {
             return Ok(None);
         };
         if params.applies_fitted {
-            let fitted = words.decision_temperatures();
+            let fitted = words.decision_temperatures()?;
             for (asked, question) in asked.iter_mut().zip(questions) {
                 asked.fitted_temperature = fitted.of(&question.kind);
             }

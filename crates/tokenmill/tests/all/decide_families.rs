@@ -256,7 +256,7 @@ fn temperatures_next_to_a_model_are_applied() {
         choice: 1.0,
         score: 3.0,
     };
-    assert_eq!(model.words().decision_temperatures(), &fitted);
+    assert_eq!(model.words().decision_temperatures().unwrap(), &fitted);
     let warm = model.decide("text", &question).unwrap();
     assert_eq!(warm[1], plain[1]);
     let logit =
@@ -274,10 +274,13 @@ fn temperatures_next_to_a_model_are_applied() {
         .unwrap()
         .collect();
     assert_eq!(unfitted.unwrap(), plain);
-    let Err(Error::Decide(DecideError::TemperatureFile { reason, .. })) =
-        load_changed(|_| {}, Some(r#"{"noul": 0}"#))
+    let broken = load_changed(|_| {}, Some(r#"{"noul": 0}"#)).unwrap();
+    let Err(Error::Decide(DecideError::TemperatureFile { reason, .. })) = broken.decide("text", &question)
     else {
         panic!("a temperature of 0 is accepted");
     };
     assert_eq!(reason, "`noul` is not a positive number");
+    // A new calibration and texts do not need the file.
+    assert!(broken.start_deciding("text", &question, &params).is_ok());
+    assert!(broken.complete("text", &TextParams::new().max_tokens(1)).is_ok());
 }

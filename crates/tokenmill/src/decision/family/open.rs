@@ -29,7 +29,11 @@ const BUCKETS: [&str; 8] = ["", ".2", ".3_5", ".6_10", ".11", ".small", ".mid", 
 pub(crate) fn has_pointer_head(network: &Network) -> bool {
     let key = format!("{}.decision.type", network.descriptor().arch);
     let metadata = network.gguf().map(GgufFile::metadata);
-    metadata.is_some_and(|metadata| metadata.opt_str(&key).is_ok_and(|family| family == Some("kev")))
+    let is_kev =
+        metadata.is_some_and(|metadata| metadata.opt_str(&key).is_ok_and(|family| family == Some("kev")));
+    let descriptor = network.descriptor();
+    let has_rows = (descriptor.pooling.as_ref()).is_some_and(|pooling| pooling.output == PooledOutput::Rank);
+    is_kev && has_rows && descriptor.output_width().is_multiple_of(2)
 }
 
 /// Reads the family of a model; `None` if it was not trained for decisions.
@@ -46,15 +50,26 @@ pub(crate) fn open_family(network: &Network, tokenizer: &Tokenizer) -> Result<Op
         return Ok(None);
     };
     let has_head = network.descriptor().decision.is_some();
-    let has_pointer = (network.descriptor().pooling.as_ref()).is_some_and(|pooling| {
-        pooling.output == PooledOutput::Rank && network.descriptor().output_width().is_multiple_of(2)
-    });
     let kind = match family {
         "openjev" => FamilyKind::OpenJev(letters(tokenizer)),
         "lev" => FamilyKind::Lev(codes(tokenizer)),
         "nimble" => FamilyKind::Nimble(codes(tokenizer)),
-        "laya" if has_head => FamilyKind::Laya(head_layout(metadata, tokenizer, &key("max_head_tokens"))?),
-        "kev" if has_pointer => FamilyKind::Kev {
+        "laya" if !has_head => {
+            return Err(DecideError::FamilyKey {
+                key: key("block_count"),
+                expected: "the number of blocks of its head",
+            }
+            .into());
+        }
+        "kev" if !has_pointer_head(network) => {
+            return Err(DecideError::FamilyKey {
+                key: "cls.output.weight".to_owned(),
+                expected: "a query and a key of one width",
+            }
+            .into());
+        }
+        "laya" => FamilyKind::Laya(head_layout(metadata, tokenizer, &key("max_head_tokens"))?),
+        "kev" => FamilyKind::Kev {
             mark: tokenizer
                 .special_token(BOX_END)
                 .ok_or(DecideError::FamilyToken { what: BOX_END })?,
