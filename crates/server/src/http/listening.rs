@@ -252,7 +252,7 @@ mod tests {
             ServerConfig::default(),
             &[
                 ("GET /", 200, "<!doctype html>"),
-                ("GET /", 200, "content-security-policy"),
+                ("GET /", 200, "Content-Security-Policy: default-src 'none'"),
                 ("HEAD /", 200, "text/html"),
                 ("GET /web/main.js", 200, "text/javascript"),
                 ("GET /web/style.css", 200, "text/css"),

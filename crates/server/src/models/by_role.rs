@@ -72,6 +72,13 @@ impl Reading {
             (given, _) => Some(given),
         }
     }
+
+    /// Whether the model scores options and writes no text. Chats without a name are for it only where no other model is for them.
+    fn only_decides(&self) -> bool {
+        self.facts
+            .as_ref()
+            .is_some_and(|facts| facts.task == Task::Decisions)
+    }
 }
 
 /// One more request without a name waits until it is dropped.
@@ -183,7 +190,7 @@ impl Many {
             let is_chat = found.is_none_or(|found| found == Role::Chat);
             let rank = if spec.role == role && role != Role::Chat {
                 0
-            } else if found == Some(role) {
+            } else if found == Some(role) && !readings[idx].only_decides() {
                 1
             } else if is_chat {
                 2
@@ -203,7 +210,7 @@ impl Many {
         let specs = || present.iter().map(|&idx| (idx, &catalog.specs()[idx]));
         let given = specs().any(|(_, spec)| spec.role == role && role != Role::Chat);
         let (registry, now) = (self.lock(), Instant::now());
-        let mut failed = None;
+        let (mut failed, mut decider) = (None, None);
         for (idx, spec) in specs() {
             if given && spec.role != role {
                 continue;
@@ -211,10 +218,11 @@ impl Many {
             match readings[idx].role(spec) {
                 None => return Err(NotRead),
                 Some(found) if found != role => {}
+                Some(_) if readings[idx].only_decides() => decider = decider.or(Some(idx)),
                 Some(_) if registry.status(idx, now).failure.is_none() => return Ok(Some(idx)),
                 Some(_) => failed = failed.or(Some(idx)),
             }
         }
-        Ok(failed)
+        Ok(failed.or(decider))
     }
 }

@@ -68,8 +68,16 @@ async fn requests_without_a_name_find_the_model_whose_files_are_made_for_them() 
             .join("model-Q4_K_M.gguf"),
         options: Model::options().threads(1).device(Device::Cpu).context(4096),
     };
+    let decider = FileLoader {
+        path: PathBuf::from(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../../tests/data/decisions/laya.gguf"
+        )),
+        options: Model::options().threads(1).device(Device::Cpu),
+    };
     let specs = vec![
         ModelSpec::new("bert", encoder("nomic_bert")),
+        ModelSpec::new("laya", decider),
         ModelSpec::new("ranker", encoder("xlmr_rerank")),
         ModelSpec::new("anna", Speaker::new("Anna", 4, &Arc::default())),
     ];

@@ -8,7 +8,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde_json::{Map, Value, json};
-use tokenmill::load::{LoadedDevice, ModelFacts};
+use tokenmill::load::{LoadedDevice, ModelFacts, Task};
 use tokenmill_backend::ExecutorLimits;
 use tokenmill_text::calls::ReplyFormat;
 
@@ -270,7 +270,10 @@ fn model_info(facts: Option<&ModelFacts>, limits: Option<&ExecutorLimits>) -> Va
 
 /// Lists the capabilities of a model that is not loaded, as far as its header tells them.
 pub(crate) fn capabilities_of_unloaded(listed: &Listed) -> Vec<&'static str> {
-    let mut capabilities = vec![if listed.role == Role::Chat {
+    let only_decides = |facts: &ModelFacts| facts.task == Task::Decisions;
+    let mut capabilities = vec![if listed.facts.as_ref().is_some_and(only_decides) {
+        "decision"
+    } else if listed.role == Role::Chat {
         "completion"
     } else {
         "embedding"
@@ -283,6 +286,9 @@ pub(crate) fn capabilities_of_unloaded(listed: &Listed) -> Vec<&'static str> {
 
 /// Lists a loaded model's capabilities.
 pub(crate) fn capabilities_of(app: &App) -> Vec<&'static str> {
+    if app.model.model().words().has_decision_head() {
+        return vec!["decision"];
+    }
     if app.engine().limits().is_encoder {
         return vec!["embedding"];
     }
