@@ -26,6 +26,7 @@ pub(super) const OF_SYSTEMS: &[&str] = &[
     "crates/cli/src/commands/chat*",
     "crates/cli/src/commands/serve*",
     "crates/cli/src/echo.rs",
+    "crates/cli/src/input.rs",
     "crates/cli/src/signals.rs",
     "crates/convert/src/output_file.rs",
     "crates/cpu-exec/src/pool/",
