@@ -1,4 +1,4 @@
-//! [`Placed`]: the two backends, the placement, and the sizes of what each side has.
+//! [`Placed`]: the backends of a split network, its placement, and the sizes of each side's slots.
 //!
 //! Invariant: a side is used only for the parts that the placement gives it, so it allocates for its own parts only.
 

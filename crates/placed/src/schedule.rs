@@ -232,7 +232,7 @@ impl Placing<'_> {
         side
     }
 
-    /// Appends an operation, behind copies of the operands that its side lacks.
+    /// Appends copies of the operands that the side of an operation lacks, and the operation.
     fn run(&mut self, op: Op) -> Result<(), BackendError> {
         let (op, side) = self.on_side(op);
         if !self.places.weights.has_all(&op, side) {
