@@ -37,8 +37,8 @@ pub enum DecideError {
         /// The limit.
         maximum: usize,
     },
-    /// A temperature that no softmax has.
-    #[error("the temperature {found} is not a positive number")]
+    /// A temperature that is not finite, or too small.
+    #[error("the temperature {found} is not a number of 0.000001 or more")]
     Temperature {
         /// The requested temperature.
         found: f64,

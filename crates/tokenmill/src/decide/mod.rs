@@ -58,6 +58,9 @@ pub use self::{
     wording::DECISION_PROMPT_VERSION,
 };
 
+/// Least temperature of a request.
+const LEAST_TEMPERATURE: f64 = 1e-6;
+
 /// Longest state of a model that was trained for decisions. Its template may write the state several times over, as a tree of values.
 const MAX_FAMILY_STATE_BYTES: usize = 1 << 20;
 
@@ -110,7 +113,8 @@ impl DecideParams {
                 maximum: MAX_IMAGES,
             });
         }
-        if !(self.temperature > 0.0 && self.temperature.is_finite()) {
+        // Below it a product with a model's own temperature may become 0.
+        if !(self.temperature >= LEAST_TEMPERATURE && self.temperature.is_finite()) {
             let found = self.temperature;
             return Err(DecideError::Temperature { found });
         }
@@ -597,6 +601,21 @@ mod tests {
         check(&[of(31, 0), of(40, 1)], 16);
         check(&[(0..32).collect(), (0..32).collect()], 16);
         check(&[of(3, 0), of(40, 1)], 0);
+    }
+
+    #[test]
+    fn temperatures_that_may_become_zero_are_refused() {
+        let check = |temperature: f64| {
+            let params = DecideParams {
+                temperature,
+                ..DecideParams::default()
+            };
+            params.check(&State::from("a"), &[Question::predicate("Is it?")])
+        };
+        assert!(check(LEAST_TEMPERATURE).is_ok() && check(1000.0).is_ok());
+        for temperature in [0.0, -1.0, 5e-324, 1e-7, f64::NAN, f64::INFINITY] {
+            assert!(check(temperature).is_err(), "{temperature}");
+        }
     }
 
     #[test]

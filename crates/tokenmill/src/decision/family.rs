@@ -54,7 +54,7 @@ enum FamilyKind {
     Nimble(Labels),
     /// A score at the mark before each option.
     Laya(HeadLayout),
-    /// A key at the mark behind each option, and a query at the end.
+    /// A key at the mark after each option, and a query at the end.
     Kev { mark: u32 },
 }
 
@@ -257,7 +257,7 @@ impl DecisionFamily {
 /// The rows of a prompt that make an answer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum RowsOfPrompt {
-    /// The logits behind the last token.
+    /// The logits of the last token.
     LastLogits,
     /// The network's rows from the first mark on.
     FromMark(u32),

@@ -1,7 +1,7 @@
 //! [`DecisionTemperatures`]: one temperature for each type of question, fitted to questions with known answers.
 //!
-//! They lie in a file of their own next to the model and are applied to finished answers, behind the temperatures of the model's own
-//! file. Invariant: a temperature changes no order of options.
+//! A file next to the model holds them. They divide the logarithms of finished answers, after the temperatures of the model's file.
+//! Invariant: a temperature changes no order of options.
 
 use std::{
     fs,

@@ -1,6 +1,6 @@
 //! [`flatten_texts`]: objects and lists as labelled lines, the form in which Kev reads them.
 //!
-//! Invariant: no text of the result has the spelling of a control token.
+//! Invariant: no text of the result has a spelling of the form `<|word|>`.
 
 use serde_json::{Map, Value};
 

@@ -15,7 +15,7 @@ const TEMPLATE: &str = "tokenizer.chat_template.systemone";
 /// The token before each option.
 const MASK: &str = "tokenizer.ggml.mask_token_id";
 
-/// The token behind each option of Kev.
+/// The token after each option of Kev.
 const BOX_END: &str = "<|box_end|>";
 
 /// Most labels of a family.
