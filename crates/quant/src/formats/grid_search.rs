@@ -9,6 +9,9 @@
 
 use crate::scale_search::nearest_int;
 
+/// Different digits of a point, at most.
+const N_DIGITS: usize = 8;
+
 /// The points of `D` digits, and for every other code the points nearby.
 #[derive(Debug)]
 pub(super) struct Grid<const D: usize> {
@@ -107,17 +110,28 @@ impl<const D: usize> Grid<D> {
         &self.points[usize::from(place)]
     }
 
-    /// Returns the point with these digits, or the first nearby point with the least `error`; and whether it
-    /// has exactly these digits.
-    pub(super) fn nearest(&self, digits: &[u8; D], error: impl Fn(&[u8; D]) -> f32) -> (u16, bool) {
+    /// Returns the point with these digits, or the first nearby point with the least error; and whether it has exactly these digits.
+    /// `error` of a place and a digit is that place's part of the error. The parts are computed once and added in the order of the
+    /// digits, since points share their digits.
+    pub(super) fn nearest(&self, digits: &[u8; D], error: impl Fn(usize, u8) -> f32) -> (u16, bool) {
         let code = (digits.iter().rev()).fold(0, |code, &digit| code << Self::BITS | usize::from(digit));
         match self.places[code] {
             Place::On(place) => (place, true),
             Place::Near { first, len } => {
+                let mut parts = [[0.0f32; N_DIGITS]; D];
+                for (i, parts) in parts.iter_mut().enumerate() {
+                    for digit in 0..=self.max_digit {
+                        parts[usize::from(digit) % N_DIGITS] = error(i, digit);
+                    }
+                }
                 let nearby = &self.nearby[first as usize..][..usize::from(len)];
                 let (mut best, mut least) = (nearby[0], f32::MAX);
                 for &place in nearby {
-                    let error = error(self.point(place));
+                    let point = self.point(place);
+                    let mut error = 0.0;
+                    for i in 0..D {
+                        error += parts[i][usize::from(point[i]) % N_DIGITS];
+                    }
                     if error < least {
                         (best, least) = (place, error);
                     }
@@ -142,13 +156,9 @@ impl<const D: usize> Grid<D> {
         let round = |k: usize, inverse: f32, scale: f32| {
             let digits =
                 magnitudes[k].map(|x| nearest_int(0.5 * (inverse * x - 1.0)).clamp(0, max_digit) as u8);
-            self.nearest(&digits, |point| {
-                let mut error = 0.0;
-                for i in 0..D {
-                    let difference = scale * f32::from(2 * point[i] + 1) - magnitudes[k][i];
-                    error += roots[k][i] * difference * difference;
-                }
-                error
+            self.nearest(&digits, |i, digit| {
+                let difference = scale * f32::from(2 * digit + 1) - magnitudes[k][i];
+                roots[k][i] * difference * difference
             })
         };
         // Sums of weight * value * quant and weight * quant^2.

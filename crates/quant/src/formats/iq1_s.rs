@@ -84,13 +84,9 @@ pub(super) fn to_grid<const K: usize>(
     scale: f32,
 ) -> ([u16; K], f32) {
     let found: [(u16, bool); K] = std::array::from_fn(|k| {
-        NEARBY.nearest(&levels[k], |point| {
-            let mut error = 0.0;
-            for i in 0..8 {
-                let difference = scale * stands_for[k][usize::from(point[i])] - values[k][i];
-                error += weights[k][i] * difference * difference;
-            }
-            error
+        NEARBY.nearest(&levels[k], |i, level| {
+            let difference = scale * stands_for[k][usize::from(level)] - values[k][i];
+            weights[k][i] * difference * difference
         })
     });
     let places = found.map(|(place, _)| place);
