@@ -330,10 +330,7 @@ impl Decoder<'_> {
     }
 
     fn emit(&mut self, op: Op) {
-        self.kernel.code.push(Decoded {
-            guard: self.guard,
-            op,
-        });
+        self.kernel.code.push(Decoded::new(self.guard, op));
         self.kernel.places.push(self.place.clone());
     }
 

@@ -394,13 +394,15 @@ impl<'a> BlockRunner<'a> {
                 split.mask & if is_negated { !holds } else { holds }
             }
         };
-        if let Some(members) = needs_together(&instruction.op, warp, mask)
+        if !instruction.is_plain
+            && let Some(members) = needs_together(&instruction.op, warp, mask)
             && mask != 0
             && split.mask & members != members & warp.alive
         {
             return Ok(Flow::Wait);
         }
-        if let Op::Async(AsyncOp::TryWait { at, parity, .. }) = &instruction.op
+        if !instruction.is_plain
+            && let Op::Async(AsyncOp::TryWait { at, parity, .. }) = &instruction.op
             && mask != 0
             && !self.try_wait(warp, *at, *parity, mask, pc)?
         {
@@ -426,8 +428,34 @@ impl<'a> BlockRunner<'a> {
         if !self.group_shapes.is_empty() && context.checks.shared_races {
             self.note_registers(warp, instruction, mask, pc);
         }
-        match &instruction.op {
-            Op::Branch { to } => branch(warp, split, mask, *to),
+        if !instruction.is_plain
+            && let Some(flow) = self.change_flow(warp, split, &instruction.op, mask, pc)?
+        {
+            return Ok(flow);
+        }
+        self.execute(warp, &instruction.op, mask, pc)?;
+        let may_poll = matches!(instruction.op, Op::Load { .. } | Op::Atomic { .. });
+        if may_poll && warp.polls.take_stuck() {
+            warp.awaits_write = true;
+            return Ok(Flow::Wait);
+        }
+        Ok(Flow::Next)
+    }
+
+    /// Executes an instruction that changes the flow, on lanes that are not none; `None` if it is another.
+    fn change_flow(
+        &mut self,
+        warp: &mut Warp,
+        split: &mut Split,
+        op: &Op,
+        mask: u32,
+        pc: u32,
+    ) -> Result<Option<Flow>, Stop> {
+        let flow = match op {
+            Op::Branch { to } => {
+                branch(warp, split, mask, *to);
+                Flow::Next
+            }
             Op::BranchTable { targets, index } => {
                 let index = *warp.r32(*index);
                 for (entry, &to) in targets.iter().enumerate() {
@@ -443,7 +471,7 @@ impl<'a> BlockRunner<'a> {
                         });
                     }
                 }
-                return Ok(if split.mask == 0 { Flow::Gone } else { Flow::Next });
+                if split.mask == 0 { Flow::Gone } else { Flow::Next }
             }
             Op::Exit => {
                 warp.alive &= !mask;
@@ -452,7 +480,7 @@ impl<'a> BlockRunner<'a> {
                 for other in &mut warp.splits {
                     other.is_waiting = false;
                 }
-                return Ok(if split.mask == 0 { Flow::Gone } else { Flow::Next });
+                if split.mask == 0 { Flow::Gone } else { Flow::Next }
             }
             Op::Trap => {
                 self.find(warp.index, mask.trailing_zeros(), pc, FindingKind::Trap);
@@ -480,18 +508,11 @@ impl<'a> BlockRunner<'a> {
                     reduce,
                     mask,
                 });
-                return Ok(Flow::Barrier);
+                Flow::Barrier
             }
-            op => {
-                self.execute(warp, op, mask, pc)?;
-                let may_poll = matches!(op, Op::Load { .. } | Op::Atomic { .. });
-                if may_poll && warp.polls.take_stuck() {
-                    warp.awaits_write = true;
-                    return Ok(Flow::Wait);
-                }
-            }
-        }
-        Ok(Flow::Next)
+            _ => return Ok(None),
+        };
+        Ok(Some(flow))
     }
 
     fn out_of_bounds(

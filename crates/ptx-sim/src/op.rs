@@ -35,7 +35,33 @@ pub(crate) enum AnyReg {
 pub(crate) struct Instruction {
     /// The predicate that must hold, and whether it is negated.
     pub(crate) guard: Option<(Pred, bool)>,
+    /// Each lane executes it separately, the next instruction follows, and nothing is waited for.
+    pub(crate) is_plain: bool,
     pub(crate) op: Op,
+}
+
+impl Instruction {
+    pub(crate) fn new(guard: Option<(Pred, bool)>, op: Op) -> Self {
+        let is_plain = !matches!(
+            op,
+            Op::Branch { .. }
+                | Op::BranchTable { .. }
+                | Op::Exit
+                | Op::Trap
+                | Op::Barrier { .. }
+                | Op::WarpBarrier { .. }
+                | Op::Shuffle { .. }
+                | Op::Vote { .. }
+                | Op::Match { .. }
+                | Op::Reduce { .. }
+                | Op::LoadMatrix { .. }
+                | Op::Matrix { .. }
+                | Op::Async(_)
+                | Op::Load { .. }
+                | Op::Atomic { .. }
+        );
+        Self { guard, is_plain, op }
+    }
 }
 
 /// Address of a memory instruction: `space[base + offset]`.
