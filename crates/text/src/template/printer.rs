@@ -163,15 +163,18 @@ fn str_repr(text: &str, out: &mut TextBuf) -> Result<(), Fault> {
     };
     out.push(quote)?;
     let mut escape = String::new();
-    for c in text.chars() {
-        match c {
-            '\\' => out.push_str("\\\\")?,
-            '\n' => out.push_str("\\n")?,
-            '\r' => out.push_str("\\r")?,
-            '\t' => out.push_str("\\t")?,
+    // The text from here on is still to be written, as it is.
+    let mut plain = 0;
+    for (at, c) in text.char_indices() {
+        let escaped = match c {
+            '\\' => "\\\\",
+            '\n' => "\\n",
+            '\r' => "\\r",
+            '\t' => "\\t",
             _ if c == quote => {
-                out.push('\\')?;
-                out.push(c)?;
+                escape.clear();
+                escape.extend(['\\', c]);
+                &escape
             }
             _ if !is_printable(c) => {
                 escape.clear();
@@ -181,11 +184,15 @@ fn str_repr(text: &str, out: &mut TextBuf) -> Result<(), Fault> {
                     code => write!(escape, "\\U{code:08x}"),
                 };
                 written.expect("writing to a string does not fail");
-                out.push_str(&escape)?;
+                &escape
             }
-            _ => out.push(c)?,
-        }
+            _ => continue,
+        };
+        out.push_str(&text[plain..at])?;
+        out.push_str(escaped)?;
+        plain = at + c.len_utf8();
     }
+    out.push_str(&text[plain..])?;
     out.push(quote)
 }
 
