@@ -24,6 +24,9 @@ const MAX_TERMINALS: usize = 30_000;
 /// Most properties of the objects of a schema. This many take two seconds to compile.
 const MAX_PROPERTIES: usize = 4000;
 
+/// Most pairs of a listed value and a rule about texts that are merged. This many take a second to compile.
+const MAX_CHECKED_VALUES: usize = 4000;
+
 /// Most states of a `multipleOf`'s divisibility test.
 const MAX_MULTIPLE: u64 = 10_000;
 
@@ -55,7 +58,7 @@ pub(super) fn check_references(kind: ConstraintKind, longest: Longest) -> Result
 pub(super) fn check(kind: ConstraintKind, grammar: &TopLevelGrammar) -> Result<(), ConstraintError> {
     for part in &grammar.grammars {
         let mut multiple = None;
-        let mut n_properties = 0;
+        let (mut n_properties, mut n_checked_values) = (0, 0_usize);
         let mut is_tangled = false;
         let mut longest = Longest::default();
         let mut of_schema = |schema: &serde_json::Value| {
@@ -63,6 +66,7 @@ pub(super) fn check(kind: ConstraintKind, grammar: &TopLevelGrammar) -> Result<(
                 multiple = schema_references::long_multiple(schema, MAX_MULTIPLE);
             }
             n_properties += schema_references::n_properties(schema);
+            n_checked_values = n_checked_values.saturating_add(schema_references::n_checked_values(schema));
             let longest = schema_references::longest(schema);
             is_tangled |= longest.is_none();
             longest.unwrap_or_default()
@@ -86,6 +90,11 @@ pub(super) fn check(kind: ConstraintKind, grammar: &TopLevelGrammar) -> Result<(
             .map_or(0, lark_references::n_terminals);
         for (found, maximum, what) in [
             (n_properties, MAX_PROPERTIES, "properties"),
+            (
+                n_checked_values,
+                MAX_CHECKED_VALUES,
+                "listed values to check against patterns, formats and lengths",
+            ),
             (n_terminals, MAX_TERMINALS, "texts and regular expressions"),
         ] {
             if found > maximum {

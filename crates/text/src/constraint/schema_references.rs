@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::{
     chains::{Longest, References},
@@ -172,6 +172,116 @@ pub(super) fn n_properties(schema: &Value) -> usize {
     n
 }
 
+/// Counts the pairs of a listed value and a rule about texts that are merged, each of which the compiler checks on its own. A long pattern
+/// counts several times.
+pub(super) fn n_checked_values(schema: &Value) -> usize {
+    let mut merged = Merged {
+        root: schema,
+        all: Count::default(),
+        found: HashMap::new(),
+    };
+    let mut joints = Vec::new();
+    let mut open = vec![schema];
+    while let Some(value) = open.pop() {
+        match value {
+            Value::Object(fields) => {
+                merged.all = merged.all.plus(Count::of(fields));
+                let is_joint = Count::of(fields) != Count::default()
+                    || ["allOf", "anyOf", "oneOf"]
+                        .iter()
+                        .any(|name| fields.contains_key(*name));
+                if is_joint {
+                    joints.push(value);
+                }
+                open.extend(fields.values());
+            }
+            Value::Array(items) => open.extend(items),
+            _ => {}
+        }
+    }
+    joints.into_iter().fold(0_usize, |n, value| {
+        let Count { values, rules } = merged.at(value, 0);
+        n.saturating_add(values.saturating_mul(rules))
+    })
+}
+
+/// Listed values and rules about texts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Count {
+    values: usize,
+    rules: usize,
+}
+
+impl Count {
+    /// Bytes of a pattern that cost as much as a format.
+    const PATTERN_BYTES: usize = 100;
+
+    /// Counts those directly in a schema.
+    fn of(fields: &Map<String, Value>) -> Self {
+        let listed = fields.get("enum").and_then(Value::as_array).map_or(0, Vec::len);
+        let pattern = fields.get("pattern").and_then(Value::as_str);
+        let others = ["format", "minLength", "maxLength"];
+        Self {
+            values: listed + usize::from(fields.contains_key("const")),
+            rules: pattern.map_or(0, |pattern| 1 + pattern.len() / Self::PATTERN_BYTES)
+                + others.iter().filter(|name| fields.contains_key(**name)).count(),
+        }
+    }
+
+    fn plus(self, other: Self) -> Self {
+        Self {
+            values: self.values.saturating_add(other.values),
+            rules: self.rules.saturating_add(other.rules),
+        }
+    }
+}
+
+/// Counts what a schema and all that are merged with it list and demand.
+struct Merged<'s> {
+    root: &'s Value,
+    /// The whole schema, which a reference to a name may mean.
+    all: Count,
+    /// `None` while a value is looked at.
+    found: HashMap<Place, Option<Count>>,
+}
+
+impl<'s> Merged<'s> {
+    /// Deepest chain that is followed; longer ones are refused anyway.
+    const MAX_DEPTH: usize = 1000;
+
+    fn at(&mut self, value: &'s Value, depth: usize) -> Count {
+        let Value::Object(fields) = value else {
+            return Count::default();
+        };
+        if let Some(found) = self.found.get(&place(value)) {
+            return found.unwrap_or_default();
+        }
+        if depth > Self::MAX_DEPTH {
+            return Count::default();
+        }
+        self.found.insert(place(value), None);
+        let mut count = Count::of(fields);
+        for list in ["allOf", "anyOf", "oneOf"] {
+            for item in fields.get(list).and_then(Value::as_array).into_iter().flatten() {
+                count = count.plus(self.at(item, depth + 1));
+            }
+        }
+        for reference in references_in(value) {
+            let target = match reference.strip_prefix('#') {
+                Some("") => Some(self.root),
+                Some(pointer) => self.root.pointer(&without_percents(pointer)),
+                None => None,
+            };
+            count = count.plus(match target {
+                Some(target) => self.at(target, depth + 1),
+                None => self.all,
+            });
+        }
+        self.found.insert(place(value), Some(count));
+        count
+    }
+}
+
 /// Finds a `multipleOf` whose divisibility test takes more than `maximum` states, by itself or together with others that are merged with
 /// it.
 pub(super) fn long_multiple(schema: &Value, maximum: u64) -> Option<String> {
@@ -314,6 +424,31 @@ mod tests {
             assert!(references.longest().n_nodes >= 3);
         }
         assert_eq!(longest(&of(&|idx| format!("#/a{idx:05}"))), None);
+    }
+
+    #[test]
+    fn listed_values_count_for_each_rule_that_they_are_merged_with() {
+        let listed = |n: usize| json!((0..n).map(|idx| format!("w{idx}")).collect::<Vec<_>>());
+        let n = |schema: Value| n_checked_values(&schema);
+        assert_eq!(n(json!({"enum": listed(500)})), 0);
+        assert_eq!(n(json!({"enum": listed(500), "format": "email"})), 500);
+        assert_eq!(
+            n(json!({"allOf": [{"enum": listed(7)}, {"format": "date", "maxLength": 6}]})),
+            14
+        );
+        assert_eq!(n(json!({"const": "a", "pattern": "b".repeat(250)})), 3);
+        let apart = json!({"properties": {"a": {"enum": listed(500)}, "b": {"pattern": "^x"}}});
+        assert_eq!(n(apart), 0);
+        // Through references, whatever they mean.
+        let lists = json!({"l": {"enum": listed(9)}, "r": {"$ref": "#/$defs/p"}, "p": {"pattern": "x"}});
+        let referring = |to: &str| json!({"$defs": lists, "allOf": [{"$ref": "#/$defs/l"}, {"$ref": to}]});
+        assert_eq!(n(referring("#/$defs/r")), 9);
+        assert!(n(referring("a-name")) >= 18);
+        // A cycle ends, and a definition that is used often is merged once.
+        assert_eq!(n(json!({"enum": listed(3), "format": "date", "$ref": "#"})), 3);
+        let used = json!({"$defs": {"l": {"enum": listed(9), "minLength": 1}},
+            "properties": {"a": {"$ref": "#/$defs/l"}, "b": {"$ref": "#/$defs/l"}}});
+        assert_eq!(n(used), 9);
     }
 
     #[test]
