@@ -105,6 +105,7 @@ pub(super) const STEPS: &[Step] = &[
             "crates/ptx-sim/src/",
             "crates/sim-driver/src/",
             "crates/testkit/src/conformance/",
+            "crates/text/src/constraint/",
             "kernels/",
         ],
         needs: &[],

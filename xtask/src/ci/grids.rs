@@ -9,7 +9,7 @@ use anyhow::{Context, ensure};
 use super::binaries::{WORKSPACE, test_binaries};
 
 /// Source files of test binaries, and filters of their tests with random grids.
-const TESTS: [(&str, &[&str]); 4] = [
+const TESTS: [(&str, &[&str]); 5] = [
     (
         "crates/cuda-exec/tests/all/main.rs",
         &["checks::", "kernels::", "prefill::", "products::"],
@@ -27,6 +27,10 @@ const TESTS: [(&str, &[&str]); 4] = [
     (
         "crates/sched/tests/all/main.rs",
         &["speculation::drafts_change_no_bit"],
+    ),
+    (
+        "crates/text/src/lib.rs",
+        &["constraint::compiler::hostile::references_within_the_limits"],
     ),
     ("crates/text/tests/all/main.rs", &["robustness::mutated"]),
 ];

@@ -33,7 +33,10 @@ fn inspect_and_doctor_refuse_what_a_run_refuses_in_its_words() {
         );
         let told = format!("With these options it cannot be run: {reason}\n");
         assert!(inspect.stdout.contains(&told), "{flags:?}: {}", inspect.stdout);
-        // It has its verdict from where `inspect` has it, and tests the GPU before, which takes longest here.
+        // It has its verdict from where `inspect` has it. It tests the GPU before, which takes longest here, so one GPU suffices.
+        if !(machine.starts_with("devices=0") || flags.contains(&"auto")) {
+            return;
+        }
         let doctor = at(&["doctor", "demo"]);
         assert_eq!(
             (doctor.code, last_line(&doctor)),
