@@ -5,6 +5,7 @@
 //! and their wait has an end.
 
 use std::{
+    future::Future,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -54,13 +55,38 @@ impl EncoderQueue {
         T: Send + 'static,
         W: FnOnce(&Wanted) -> T + Send + 'static,
     {
+        let nothing = async { Ok(()) };
+        self.run_with(limits, nothing, move |(), wanted| work(wanted))
+            .await
+    }
+
+    /// Does the same with work that needs one thing more, which is waited for in the turn and not before it: a request that waits for the
+    /// encoder holds nothing that others need.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Self::run`], and that of the thing.
+    pub(crate) async fn run_with<N, T, W>(
+        &self,
+        limits: QueueLimits,
+        needed: impl Future<Output = Result<N, ApiError>>,
+        work: W,
+    ) -> Result<T, ApiError>
+    where
+        N: Send + 'static,
+        T: Send + 'static,
+        W: FnOnce(N, &Wanted) -> T + Send + 'static,
+    {
         let begun = Instant::now();
         let turn = self.turn(limits).await?;
-        let made = off_thread_while_wanted(move |wanted| {
-            let made = work(wanted);
-            drop(turn);
-            made
-        });
+        let made = async {
+            let needed = needed.await?;
+            off_thread_while_wanted(move |wanted| {
+                let made = work(needed, wanted);
+                drop(turn);
+                made
+            })
+            .await
+        };
         let rest = limits.whole.map(|whole| whole.saturating_sub(begun.elapsed()));
         within(rest, made).await?
     }
@@ -165,6 +191,38 @@ mod tests {
         drop((end, end_of_second));
         assert!(first.await.is_ok_and(|made| made.is_ok()));
         assert!(second.await.is_ok_and(|made| made.is_ok()));
+    }
+
+    #[tokio::test]
+    async fn work_waits_for_what_it_needs_in_its_turn_only() {
+        let queue = Arc::new(EncoderQueue::default());
+        let (first, end, _told) = start(&queue);
+        until(|| queue.turn.available_permits() == 0).await;
+        let shared = Arc::new(Semaphore::new(1));
+        let second = {
+            let (queue, shared) = (Arc::clone(&queue), Arc::clone(&shared));
+            tokio::spawn(async move {
+                let needed = async { Ok(shared.acquire_owned().await.expect("it stays open")) };
+                let work = |held: OwnedSemaphorePermit, _: &Wanted| held.num_permits();
+                queue.run_with(limits(8, None, None), needed, work).await
+            })
+        };
+        until(|| queue.n_waiting.load(Ordering::Relaxed) == 1).await;
+        assert_eq!(shared.available_permits(), 1, "it holds nothing while it waits");
+        end.send(()).expect("it works");
+        assert!(first.await.is_ok_and(|made| made.is_ok()));
+        assert_eq!(second.await.expect("it ends"), Ok(1));
+        assert_eq!(shared.available_permits(), 1);
+        // The wait for it counts against the time of the request, and its failure ends the turn.
+        let never = std::future::pending::<Result<(), ApiError>>();
+        let late = queue
+            .run_with(limits(8, None, Some(SOON)), never, |(), _| ())
+            .await;
+        assert!(matches!(late, Err(ApiError::DeadlineExceeded)), "{late:?}");
+        let failed = async { Err::<(), _>(ApiError::DeadlineExceeded) };
+        let refused = queue.run_with(limits(8, None, None), failed, |(), _| ()).await;
+        assert!(matches!(refused, Err(ApiError::DeadlineExceeded)), "{refused:?}");
+        assert_eq!(queue.turn.available_permits(), 1);
     }
 
     #[tokio::test]

@@ -203,6 +203,8 @@ pub(crate) struct Call {
     pub(crate) asked: Option<Asked>,
     /// Where its endpoint has the budget of reasoning.
     pub(crate) budget_field: &'static str,
+    /// When all of it had arrived.
+    pub(crate) arrived: Instant,
     /// Time that it waited for its model to load.
     pub(crate) load_wait: Duration,
     /// Names of all models of the server.
@@ -220,6 +222,12 @@ fn asking_field<'a>(kind: ConstraintKind, asked: Option<&'a Asked>, budget_field
 }
 
 impl Call {
+    /// Returns when its answer must have ended.
+    pub(crate) fn ends_at(&self) -> Option<Instant> {
+        let limit = self.config.request_timeout?;
+        self.arrived.checked_add(limit)
+    }
+
     /// Finds the model that the request names, and stores its adapter. Returns the name that the response carries.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 //! Both ask the same of the model; the dialects differ in their questions and answers. Invariant: a client that leaves cancels its
 //! questions.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use axum::{
     Json,
@@ -17,6 +17,7 @@ use tokenmill::{
         inner_path, state_of,
     },
 };
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::{
     ApiError, App,
@@ -24,7 +25,7 @@ use crate::{
     dialects::{openai::decision, sglang},
     requests::{
         fields::{label, only, refused},
-        off_thread::{QueueLimits, Wanted, off_thread_while_wanted},
+        off_thread::{QueueLimits, Wanted, off_thread_while_wanted, within},
         request_table::request,
         sampling::salt,
     },
@@ -207,16 +208,17 @@ async fn decide(
     params: DecideParams,
     place: &(dyn Fn(usize) -> String + Sync),
 ) -> Result<Decided, ApiError> {
-    let params = DecideParams {
-        deadline: app.config.request_timeout,
-        ..params
-    };
+    // One end for all waits: each has the time that is left when it begins.
+    let ends_at = call.ends_at();
+    let left = move || ends_at.map(|end| end.saturating_duration_since(Instant::now()));
     let has_images = state.n_images() > 0;
-    // Each question repeats the state, so a small request can have much text to encode.
-    let turn = app.intake.turn(&app.config).await?;
     let model = app.model.model().clone();
     // The turn ends with the work, which ends early where the client has left.
-    let begin = move |wanted: &Wanted| {
+    let begin = move |turn: OwnedSemaphorePermit, wanted: &Wanted| {
+        let params = DecideParams {
+            deadline: left(),
+            ..params
+        };
         let begun = model.start_deciding_while(&state, &questions, &params, &|| wanted.is_so());
         drop(turn);
         begun
@@ -231,15 +233,21 @@ async fn decide(
             error => error,
         },
     };
+    // Each question repeats the state, so a small request can have much text to encode.
+    let turn = app.intake.turn(&app.config);
     let begun = if has_images {
         let limits = QueueLimits {
             max_waiting: app.engine().config().max_queued,
             wait: app.config.queue_timeout,
-            whole: app.config.request_timeout,
+            whole: left(),
         };
-        app.encoder_queue.run(limits, begin).await?
+        app.encoder_queue.run_with(limits, turn, begin).await?
     } else {
-        off_thread_while_wanted(begin).await?
+        let begun = async {
+            let turn = turn.await?;
+            off_thread_while_wanted(move |wanted| begin(turn, wanted)).await
+        };
+        within(left(), begun).await??
     };
     let begun = begun.map_err(refusal)?;
     let mut answers = begun.ok_or(ApiError::DeadlineExceeded)?;

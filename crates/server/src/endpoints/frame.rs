@@ -95,6 +95,7 @@ where
                     slot: None,
                     asked: None,
                     budget_field: "thinking_budget",
+                    arrived: Instant::now(),
                     load_wait: Duration::ZERO,
                     model_names: Arc::new(models.clone()),
                 };

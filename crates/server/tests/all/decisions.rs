@@ -1,15 +1,20 @@
 //! Decisions over both paths and in three shapes: fields, errors, and requests that must not cost anything.
 
-use std::time::{Duration, Instant};
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
 
 use ruzstd::encoding::{CompressionLevel, compress_to_vec};
 use serde_json::{Map, Value, json};
-use tokenmill::decide::Question;
-use tokenmill_server::ServerConfig;
+use tokenmill::{Model, decide::Question};
+use tokenmill_server::{ModelLimits, ModelLoader, ModelSpec, ServerConfig, models::Measured};
 use tokio::sync::watch;
 
 use crate::{
-    server::{Setup, TestServer, wait_until},
+    demo::demo_path,
+    server::{Setup, TestServer, hanging_demo, wait_until},
+    several::Several,
     wire::Exchange,
 };
 
@@ -450,6 +455,44 @@ async fn a_client_that_leaves_and_a_deadline_end_the_questions() {
     assert_eq!(reply.status, 504, "{}", reply.text());
     assert!(reply.json()["detail"].is_string());
     server.assert_idle().await;
+}
+
+/// A model that takes a second to load. Its steps wait while the value is true.
+#[derive(Debug)]
+struct Late(watch::Receiver<bool>);
+
+impl ModelLoader for Late {
+    fn measure(&self) -> Result<Measured, String> {
+        Ok(Measured::default())
+    }
+
+    fn load(&self, _is_quiet: bool) -> Result<Model, String> {
+        thread::sleep(Duration::from_secs(1));
+        hanging_demo(self.0.clone()).ok_or_else(|| "there is no demo model".to_owned())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_wait_for_a_model_counts_against_the_time_of_a_decision() {
+    if demo_path().is_none() {
+        return;
+    }
+    let (hang, blocked) = watch::channel(true);
+    let config = ServerConfig {
+        request_timeout: Some(Duration::from_secs(2)),
+        ..ServerConfig::default()
+    };
+    let specs = vec![ModelSpec::new("late", Late(blocked))];
+    let server = Several::start(specs, ModelLimits::default(), config).await;
+    let body = json!({ "model": "late", "state": STATE, "questions": system_one_questions() });
+    let late = server.send("/v1/systemone", &body).await;
+    // Two seconds from its arrival are over, and two from the end of the load are not.
+    tokio::time::sleep(Duration::from_millis(2500)).await;
+    hang.send_replace(false);
+    let reply = late.reply().await;
+    assert_eq!(reply.status, 504, "{}", reply.text());
+    let reply = server.post("/v1/systemone", &body).await;
+    assert_eq!(reply.status, 200, "{}", reply.text());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -122,15 +122,7 @@ impl TestServer {
             None => executor,
         };
         let engine = match setup.hang {
-            Some(hang) => {
-                let first = Box::new(move || {
-                    while *hang.borrow() {
-                        std::thread::sleep(Duration::from_millis(1));
-                    }
-                    Ok(())
-                });
-                Engine::start(Behind { executor, first }, setup.engine)
-            }
+            Some(hang) => Engine::start(waiting(executor, hang), setup.engine),
             None if setup.drafts => Engine::start_with_draft(executor, draft_of(&model), setup.engine),
             None => Engine::start(executor, setup.engine),
         };
@@ -233,6 +225,31 @@ pub(crate) fn wait_until(claim: &'static str, mut holds: impl FnMut() -> bool) -
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     }
+}
+
+/// Loads the demo model. Its steps wait while the value is true.
+pub(crate) fn hanging_demo(hang: watch::Receiver<bool>) -> Option<tokenmill::Model> {
+    let network = Model::open(demo_path()?).expect("the demo model opens");
+    let words = words_of(&network);
+    let options = ModelOptions {
+        n_pages: Some(512),
+        ..ModelOptions::default()
+    };
+    let executor = engines::load(&network, engines::cpu(1), &options).expect("the demo model loads");
+    let engine = Engine::start(waiting(executor, hang), EngineConfig::default());
+    let model = tokenmill::Model::from_parts("demo", words, engine, LoadedDevice::Own, None);
+    Some(model.with_identity(1))
+}
+
+/// Lets each step of an executor wait while the value is true.
+fn waiting(executor: Box<dyn Executor + Send>, hang: watch::Receiver<bool>) -> Behind {
+    let first = Box::new(move || {
+        while *hang.borrow() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    });
+    Behind { executor, first }
 }
 
 /// An executor behind something that each of its steps meets first.
