@@ -54,6 +54,53 @@ pub enum DecideError {
         /// The limit.
         maximum_bytes: usize,
     },
+    /// The state is too long for a model that was trained for decisions.
+    #[error("the state has {found_bytes} bytes, and the limit for this model is {maximum_bytes}")]
+    StateTooLong {
+        /// Bytes of the state.
+        found_bytes: usize,
+        /// The limit.
+        maximum_bytes: usize,
+    },
+    /// The objects and lists of a question or of the state take too many bytes in the lines in which a model's template writes them.
+    #[error(
+        "{found_bytes} bytes with a line for each entry of its objects and lists, and the limit is {maximum_bytes}; nest them \
+         less deeply"
+    )]
+    IndentedTooLong {
+        /// Index of the question; `None` where it is the state.
+        question_idx: Option<usize>,
+        /// Bytes with all indents.
+        found_bytes: usize,
+        /// The limit.
+        maximum_bytes: usize,
+    },
+    /// The prompts have too many tokens together.
+    #[error(
+        "the first {n_prompts} prompts of the request have {found} tokens, since each repeats the state, and the limit of all \
+         is {maximum}; shorten the state or ask fewer questions in a request"
+    )]
+    TokenCount {
+        /// Prompts that were counted.
+        n_prompts: usize,
+        /// Their tokens.
+        found: usize,
+        /// The limit.
+        maximum: usize,
+    },
+    /// The rows that answers are read from take too much memory.
+    #[error(
+        "the rows of scores of {n_prompts} prompts side by side take {found_bytes} bytes, and the limit is {maximum_bytes}; \
+         shorten the options or ask fewer questions in a request"
+    )]
+    RowsTooLarge {
+        /// Prompts whose rows are held at a time.
+        n_prompts: usize,
+        /// Bytes of their rows.
+        found_bytes: usize,
+        /// The limit.
+        maximum_bytes: usize,
+    },
     /// A question has too few or too many options.
     #[error("{found} options, expected {minimum} to {maximum}")]
     OptionCount {
@@ -216,6 +263,7 @@ impl DecideError {
             | Self::OtherEnd { question_idx }
             | Self::OtherLayout { question_idx }
             | Self::NoNumbers { question_idx } => Some(question_idx),
+            Self::IndentedTooLong { question_idx, .. } => question_idx,
             _ => None,
         }
     }

@@ -5,6 +5,7 @@
 //! begin with the state; that part is computed first, and the questions then follow it in one batch from the prefix cache. Invariant: an
 //! answer is the same to the bit whether its question is asked alone, with others, or again.
 
+mod budget;
 mod json_object;
 mod label_tokens;
 mod state;
@@ -12,6 +13,7 @@ mod system_one;
 mod wording;
 
 use std::{
+    cell::RefCell,
     collections::VecDeque,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -23,6 +25,7 @@ use tokenmill_sched::{Engine, EngineError, ForwardParams, ForwardRows, Media, Me
 use tokenmill_text::Tokenizer;
 
 use self::{
+    budget::{MAX_OPEN, PromptBudget},
     label_tokens::LabelTokens,
     wording::{labels_of_options, message},
 };
@@ -63,9 +66,6 @@ const LEAST_TEMPERATURE: f64 = 1e-6;
 
 /// Longest state of a model that was trained for decisions. Its template may write the state several times over, as a tree of values.
 const MAX_FAMILY_STATE_BYTES: usize = 1 << 20;
-
-/// Questions in the engine at a time. Each has a row of logits, a MiB for a large vocabulary, until it is read.
-const MAX_OPEN: usize = 64;
 
 /// Tokens that must be saved for the common beginning to be computed in a step of its own, which takes about as long.
 const LEAST_SAVED_TOKENS: usize = 64;
@@ -413,11 +413,15 @@ impl Model {
             return Err(EngineError::PredictsNoTokens.into());
         }
         let maximum = self.n_ctx();
+        let rows = family.map_or(RowsOfPrompt::LastLogits, DecisionFamily::rows);
+        let budget = RefCell::new(PromptBudget::default());
         let may_go_on = |prompt: &[u32]| {
             let provided = prompt.len();
             if provided > maximum {
                 return Err(EngineError::ContextLimitExceeded { provided, maximum }.into());
             }
+            let row_bytes = rows.n_bytes(prompt, self.engine().limits());
+            budget.borrow_mut().add(provided, row_bytes)?;
             if is_late() { Err(too_late()) } else { Ok(()) }
         };
         let gate = Gate {
@@ -432,7 +436,7 @@ impl Model {
             Some(family) => {
                 let text = state.as_text().ok_or_else(|| words.no_vision())?;
                 if text.len() > MAX_FAMILY_STATE_BYTES {
-                    return Err(DecideError::TextTooLong {
+                    return Err(DecideError::StateTooLong {
                         found_bytes: text.len(),
                         maximum_bytes: MAX_FAMILY_STATE_BYTES,
                     }
@@ -457,7 +461,7 @@ impl Model {
         };
         let mut decisions = Decisions {
             engine: self.engine().clone(),
-            rows: family.map_or(RowsOfPrompt::LastLogits, DecisionFamily::rows),
+            rows,
             cache_salt: params.cache_salt,
             deadline,
             shared: None,
@@ -550,7 +554,7 @@ impl Asked {
 struct Gate<'a> {
     /// Returns false once no caller waits for the answers.
     is_wanted: &'a dyn Fn() -> bool,
-    /// Refuses a prompt that is too long or too late.
+    /// Refuses a prompt that is too long, too much for the request, or too late.
     check_prompt: &'a dyn Fn(&[u32]) -> Result<(), Error>,
 }
 
@@ -563,6 +567,7 @@ fn family_prompts(
     gate: Gate<'_>,
 ) -> Result<Option<Prompts>, Error> {
     family.check(asking.questions)?;
+    let state = family.read_state(state)?;
     let mut all = Prompts::default();
     for (question_idx, question) in asking.questions.iter().enumerate() {
         let mut readouts = VecDeque::new();
@@ -570,7 +575,7 @@ fn family_prompts(
             if !(gate.is_wanted)() {
                 return Ok(None);
             }
-            let prompt = family.prompt(tokenizer, state, asking, question_idx, &order)?;
+            let prompt = family.prompt(tokenizer, &state, asking, question_idx, &order)?;
             (gate.check_prompt)(&prompt.tokens)?;
             readouts.push_back(prompt.readout);
             all.prompts.push((prompt.tokens, Vec::new()));

@@ -13,7 +13,8 @@ mod variables;
 
 use std::collections::BTreeMap;
 
-use serde_json::Map;
+use serde_json::{Map, Value};
+use tokenmill_backend::ExecutorLimits;
 use tokenmill_sched::{ForwardParams, ForwardRows};
 use tokenmill_text::{
     ChatPrompt, Tokenizer,
@@ -64,6 +65,10 @@ struct Labels {
     texts: Vec<String>,
     tokens: Vec<u32>,
 }
+
+/// A state in the form in which a family's template gets it.
+#[derive(Debug)]
+pub(crate) struct FamilyState(Value);
 
 /// A prompt, and how its results become an answer.
 #[derive(Debug)]
@@ -150,17 +155,32 @@ impl DecisionFamily {
             .collect()
     }
 
+    /// Reads a state, once for all prompts of a request.
+    ///
+    /// # Errors
+    /// [`DecideError::IndentedTooLong`].
+    pub(crate) fn read_state(&self, text: &str) -> Result<FamilyState, DecideError> {
+        let mut state = json_or_text(text);
+        variables::check_bytes([&state], None)?;
+        match &self.kind {
+            FamilyKind::Lev(_) => variables::sort_keys(&mut state),
+            FamilyKind::Kev { .. } => state = flattened::flat_text(&state).into(),
+            FamilyKind::OpenJev(_) | FamilyKind::Nimble(_) | FamilyKind::Laya(_) => {}
+        }
+        Ok(FamilyState(state))
+    }
+
     /// Writes the prompt of a question whose options are shown in this order.
     ///
     /// # Errors
-    /// [`DecideError::OtherLayout`], and [`Error::Template`] where the file's template fails.
+    /// [`DecideError::IndentedTooLong`], [`DecideError::OtherLayout`], and [`Error::Template`] where the file's template fails.
     ///
     /// # Panics
     /// If [`Self::check`] refuses the questions.
     pub(crate) fn prompt(
         &self,
         tokenizer: &Tokenizer,
-        state: &str,
+        state: &FamilyState,
         asked: Asking<'_>,
         question_idx: usize,
         order: &[usize],
@@ -172,8 +192,6 @@ impl DecisionFamily {
         };
         let mut variables = Map::new();
         variables::insert_question(&mut variables, question, asked.name(question_idx), order, labels);
-        variables.insert("state".to_owned(), json_or_text(state));
-        variables.insert("images".to_owned(), Vec::<String>::new().into());
         match &self.kind {
             FamilyKind::Nimble(_) => {
                 let all = asked
@@ -185,14 +203,19 @@ impl DecisionFamily {
                         let mut variables = Map::new();
                         let name = asked.name(question_idx);
                         variables::insert_question(&mut variables, question, name, &order, labels);
-                        serde_json::Value::Object(variables)
+                        Value::Object(variables)
                     });
                 variables.insert("questions".to_owned(), all.collect());
             }
             FamilyKind::Lev(_) => variables.values_mut().for_each(variables::sort_keys),
-            FamilyKind::Kev { .. } => flattened::flatten_texts(&mut variables),
-            FamilyKind::OpenJev(_) | FamilyKind::Laya(_) => {}
+            FamilyKind::Kev { .. } | FamilyKind::OpenJev(_) | FamilyKind::Laya(_) => {}
         }
+        variables::check_bytes(variables.values(), Some(question_idx))?;
+        if let FamilyKind::Kev { .. } = &self.kind {
+            flattened::flatten_texts(&mut variables);
+        }
+        variables.insert("state".to_owned(), state.0.clone());
+        variables.insert("images".to_owned(), Vec::<String>::new().into());
         let context = ChatContext {
             extra: variables,
             ..ChatContext::default()
@@ -266,12 +289,30 @@ pub(crate) enum RowsOfPrompt {
 impl RowsOfPrompt {
     /// Returns the parameters of the pass over a prompt.
     pub(crate) fn params(self, prompt: &[u32]) -> ForwardParams {
+        let rows = match self {
+            Self::LastLogits => ForwardRows::Logits,
+            Self::FromMark(_) => ForwardRows::Hidden,
+        };
+        ForwardParams::new(rows, self.first(prompt))
+    }
+
+    /// Returns the bytes of a prompt's rows, which wait until they are read.
+    pub(crate) fn n_bytes(self, prompt: &[u32], limits: &ExecutorLimits) -> usize {
+        let width = match self {
+            Self::LastLogits => limits.n_vocab,
+            Self::FromMark(_) => limits.n_embd,
+        };
+        (prompt.len() - self.first(prompt)) * width * size_of::<f32>()
+    }
+
+    /// Returns the first token that has a row.
+    fn first(self, prompt: &[u32]) -> usize {
         let last = prompt.len().saturating_sub(1);
         match self {
-            Self::LastLogits => ForwardParams::new(ForwardRows::Logits, last),
+            Self::LastLogits => last,
             Self::FromMark(mark) => {
                 let first = prompt.iter().position(|&token| token == mark);
-                ForwardParams::new(ForwardRows::Hidden, first.unwrap_or(last))
+                first.unwrap_or(last)
             }
         }
     }

@@ -199,6 +199,33 @@ fn a_head_answers_questions_and_does_nothing_else() {
 }
 
 #[test]
+fn states_that_grow_much_in_a_template_are_refused() {
+    let question = [Question::predicate("Is it?")];
+    // 400 KB, whose lines are indented by 62 spaces.
+    let wide = format!("{}{}1{}", "[".repeat(32), "1,".repeat(200_000), "]".repeat(32));
+    for family in ["kev", "openjev"] {
+        let model = load(family, 1);
+        let refused = model.decide(&wide, &question).unwrap_err();
+        assert!(
+            matches!(
+                &refused,
+                Error::Decide(DecideError::IndentedTooLong {
+                    question_idx: None,
+                    ..
+                })
+            ),
+            "{family}: {refused:?}"
+        );
+        let long = "x".repeat((1 << 20) + 1);
+        let refused = model.decide(&long, &question).unwrap_err();
+        assert!(
+            matches!(&refused, Error::Decide(DecideError::StateTooLong { .. })),
+            "{family}: {refused:?}"
+        );
+    }
+}
+
+#[test]
 fn control_tokens_in_a_text_are_text() {
     let model = load("laya", 1);
     let question = [Question::choice("Which [MASK] [SEP]?", ["[MASK]", "[SEP] b"])];

@@ -1,49 +1,90 @@
 //! [`flatten_texts`]: objects and lists as labelled lines, the form in which Kev reads them.
 //!
-//! Invariant: no text of the result has a spelling of the form `<|word|>`.
+//! Kev was trained on texts, so its template gets no objects and lists, and each value is written into one text without copies of its
+//! parts. The caller bounds its bytes by [`check_bytes`](super::variables::check_bytes). Invariant: no text of the result has a
+//! spelling of the form `<|word|>`.
 
 use serde_json::{Map, Value};
 
-/// Replaces the values of a prompt's variables by their texts: the state, the instructions, and keys and descriptions of options.
+/// Replaces the values of a question's variables by their texts: the instructions, and keys and descriptions of options.
 pub(super) fn flatten_texts(variables: &mut Map<String, Value>) {
-    for name in ["state", "instructions"] {
-        if let Some(value) = variables.get_mut(name) {
-            *value = defused(&flattened(value, 0)).into();
-        }
+    if let Some(value) = variables.get_mut("instructions") {
+        *value = flat_text(value).into();
     }
     let options = variables.get_mut("options").and_then(Value::as_array_mut);
     for option in options.into_iter().flatten().filter_map(Value::as_object_mut) {
         for value in option.values_mut().filter(|value| !value.is_null()) {
-            *value = defused(&flattened(value, 0)).into();
+            *value = flat_text(value).into();
         }
     }
 }
 
-/// Writes a value. Entries of lists begin with `- `, and those of objects with their keys; inner ones are indented by two spaces.
-fn flattened(value: &Value, depth: usize) -> String {
-    let indent = "  ".repeat(depth);
-    match value {
-        Value::Null => String::new(),
-        Value::Bool(true) => "True".to_owned(),
-        Value::Bool(false) => "False".to_owned(),
-        Value::String(text) => text.clone(),
-        Value::Number(number) => number.to_string(),
-        Value::Array(items) => {
-            let lines = items.iter().map(|item| {
-                let text = flattened(item, depth + 1);
-                format!("{indent}- {}", text.trim_start_matches([' ', '\t', '\n', '\r']))
-            });
-            lines.collect::<Vec<_>>().join("\n")
-        }
-        Value::Object(map) => {
-            let lines = map.iter().map(|(key, item)| match item {
-                Value::Object(_) | Value::Array(_) => {
-                    format!("{indent}{key}:\n{}", flattened(item, depth + 1))
+/// Writes a value as a text.
+pub(super) fn flat_text(value: &Value) -> String {
+    let mut lines = Lines::default();
+    lines.add(value, 0);
+    defused(&lines.text)
+}
+
+/// A value as lines. Entries of lists begin with `- `, and those of objects with their keys; inner ones are indented by two spaces.
+#[derive(Debug, Default)]
+struct Lines {
+    text: String,
+    /// Whether white space is left out until a text begins: it follows the mark of an entry.
+    trims: bool,
+}
+
+impl Lines {
+    fn add(&mut self, value: &Value, depth: usize) {
+        match value {
+            Value::Null => {}
+            Value::Bool(true) => self.push("True"),
+            Value::Bool(false) => self.push("False"),
+            Value::String(text) => self.push(text),
+            Value::Number(number) => self.push(&number.to_string()),
+            Value::Array(items) => {
+                for (idx, item) in items.iter().enumerate() {
+                    self.begin_line(idx, depth);
+                    self.push("- ");
+                    self.trims = true;
+                    self.add(item, depth + 1);
+                    self.trims = false;
                 }
-                item => format!("{indent}{key}: {}", flattened(item, 0)),
-            });
-            lines.collect::<Vec<_>>().join("\n")
+            }
+            Value::Object(fields) => {
+                for (idx, (key, item)) in fields.iter().enumerate() {
+                    self.begin_line(idx, depth);
+                    self.push(key);
+                    if item.is_object() || item.is_array() {
+                        self.push(":\n");
+                        self.add(item, depth + 1);
+                    } else {
+                        self.push(": ");
+                        self.add(item, 0);
+                    }
+                }
+            }
         }
+    }
+
+    /// Begins the line of an entry.
+    fn begin_line(&mut self, idx: usize, depth: usize) {
+        if idx > 0 {
+            self.push("\n");
+        }
+        for _ in 0..depth {
+            self.push("  ");
+        }
+    }
+
+    fn push(&mut self, text: &str) {
+        let text = if self.trims {
+            text.trim_start_matches([' ', '\t', '\n', '\r'])
+        } else {
+            text
+        };
+        self.trims &= text.is_empty();
+        self.text += text;
     }
 }
 
@@ -79,8 +120,14 @@ mod tests {
     fn objects_and_lists_are_labelled_lines() {
         let value = json!({ "name": "Ann", "open": true, "none": null, "list": [1, { "a": 2, "b": [3] }], "in": { "x": 1.5 } });
         assert_eq!(
-            flattened(&value, 0),
+            flat_text(&value),
             "name: Ann\nopen: True\nnone: \nlist:\n  - 1\n  - a: 2\n    b:\n      - 3\nin:\n  x: 1.5"
+        );
+        let value = json!([[1, [2]], "  a", [], { " ": "x" }, { "k": [] }, "\t", null]);
+        assert_eq!(
+            flat_text(&value),
+            "- - 1\n  - - 2\n- a\n- \n- : x\n- k:\n\n- \n- ",
+            "no white space follows the mark of an entry"
         );
     }
 

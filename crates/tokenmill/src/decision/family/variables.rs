@@ -3,9 +3,13 @@
 use serde_json::{Map, Value, json};
 
 use super::super::question::{Question, QuestionKind};
+use crate::decide_error::DecideError;
 
 /// Deepest object or list that is given to a template as such. Templates indent, so a deeper one grows by its depth with each line.
 const MAX_DEPTH: usize = 32;
+
+/// Most bytes of a state, and of a question's texts, with each entry of their objects and lists on a line of its own.
+const MAX_INDENTED_BYTES: usize = 8 << 20;
 
 /// Returns the type of a question as files and templates name it.
 pub(super) fn type_name(question: &Question) -> &'static str {
@@ -80,6 +84,44 @@ pub(super) fn json_or_text(text: &str) -> Value {
     json!(text)
 }
 
+/// Checks the bytes of values in the form in which a template may write them: those of a question, or of the state.
+pub(super) fn check_bytes<'v>(
+    values: impl IntoIterator<Item = &'v Value>,
+    question_idx: Option<usize>,
+) -> Result<(), DecideError> {
+    let bytes = values.into_iter().map(|value| indented_bytes(value, 0));
+    let found_bytes: usize = bytes.sum();
+    if found_bytes > MAX_INDENTED_BYTES {
+        return Err(DecideError::IndentedTooLong {
+            question_idx,
+            found_bytes,
+            maximum_bytes: MAX_INDENTED_BYTES,
+        });
+    }
+    Ok(())
+}
+
+/// Returns how many bytes a value takes at most where each entry is a line, indented by two spaces a level; marks of escaped letters apart.
+fn indented_bytes(value: &Value, depth: usize) -> usize {
+    // Around an entry: its indent, a comma and a line break.
+    let line = 2 * depth + 4;
+    match value {
+        Value::Null | Value::Bool(_) => 5,
+        Value::Number(number) => number.to_string().len(),
+        Value::String(text) => text.len() + 2,
+        Value::Array(items) => {
+            let items = items.iter().map(|item| line + indented_bytes(item, depth + 1));
+            line + items.sum::<usize>()
+        }
+        Value::Object(fields) => {
+            let fields = fields
+                .iter()
+                .map(|(key, value)| line + 4 + key.len() + indented_bytes(value, depth + 1));
+            line + fields.sum::<usize>()
+        }
+    }
+}
+
 /// Returns how deeply objects and lists stand in each other.
 fn depth(value: &Value) -> usize {
     match value {
@@ -116,6 +158,36 @@ mod tests {
         let nested = |depth: usize| format!("{}{}", "[".repeat(depth), "]".repeat(depth));
         assert!(json_or_text(&nested(MAX_DEPTH)).is_array());
         assert!(json_or_text(&nested(MAX_DEPTH + 1)).is_string());
+    }
+
+    #[test]
+    fn values_that_grow_much_by_their_indents_are_refused() {
+        let nested = |n_values: usize| {
+            let mut value = Value::from(vec![1; n_values]);
+            for _ in 1..MAX_DEPTH {
+                value = Value::Array(vec![value]);
+            }
+            value
+        };
+        assert_eq!(check_bytes([&nested(1000)], None), Ok(()));
+        // 400 KB as compact JSON, and each number has an indent of 62.
+        let wide = nested(200_000);
+        let Err(DecideError::IndentedTooLong {
+            question_idx,
+            found_bytes,
+            maximum_bytes,
+        }) = check_bytes([&wide], Some(3))
+        else {
+            panic!("it is accepted");
+        };
+        let written = serde_json::to_string_pretty(&wide).unwrap().len();
+        assert_eq!((question_idx, maximum_bytes), (Some(3), MAX_INDENTED_BYTES));
+        assert!(
+            (written..written + written / 8).contains(&found_bytes),
+            "{found_bytes}, written {written}"
+        );
+        let texts = vec![json!("x".repeat(1 << 20)); 9];
+        assert!(check_bytes(&texts[..7], None).is_ok() && check_bytes(&texts, None).is_err());
     }
 
     #[test]
