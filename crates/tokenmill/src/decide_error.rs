@@ -148,10 +148,14 @@ pub enum DecideError {
         reason: String,
     },
     /// A field in JSON that is not known.
-    #[error("unknown field `{path}`")]
+    #[error("unknown field `{path}`; the fields here are {}", known.join(", "))]
     UnknownField {
         /// Path of the field.
         path: String,
+        /// Its name.
+        name: String,
+        /// The fields that its object may have.
+        known: Vec<String>,
     },
     /// The state has too many images.
     #[error("{found} images, and the limit is {maximum}")]

@@ -13,8 +13,8 @@ use serde_json::{Map, Value, json};
 use tokenmill::{
     Error,
     decide::{
-        DECISION_PROMPT_VERSION, DecideParams, Decision, Question, State, SystemOneQuestions, images_of,
-        inner_path, state_of,
+        DECISION_PROMPT_VERSION, DecideParams, Decision, MAX_IMAGES, Question, State, SystemOneQuestions,
+        images_of, inner_path, state_of,
     },
 };
 use tokio::sync::OwnedSemaphorePermit;
@@ -23,6 +23,7 @@ use crate::{
     ApiError, App,
     app::Call,
     dialects::{openai::decision, sglang},
+    errors::decide_error::DecisionFields,
     requests::{
         fields::{label, only, refused},
         off_thread::{QueueLimits, Wanted, off_thread_while_wanted, within},
@@ -109,7 +110,12 @@ pub(super) async fn system_one(app: Arc<App>, mut call: Call) -> Result<Response
     let request: SystemOneRequest = call.read(SystemOneRequest::TABLE.fields())?;
     app.model.check_own_name(request.model.as_deref())?;
     let images = images_of("images", &request.images.unwrap_or_default())?;
-    let state = images.then(state_of(&request.state)?);
+    let own = state_of(&request.state)?;
+    let images_field = match own.n_images() {
+        1.. if images.n_images() <= MAX_IMAGES => "state",
+        _ => "images",
+    };
+    let state = images.then(own);
     let asked = SystemOneQuestions::parse(&request.questions)?;
     let params = DecideParams {
         permutations: request.permutations.unwrap_or(1),
@@ -117,9 +123,13 @@ pub(super) async fn system_one(app: Arc<App>, mut call: Call) -> Result<Response
         names: asked.names().to_vec(),
         ..DecideParams::default()
     };
-    let place = |question_idx: usize| inner_path("questions", &asked.names()[question_idx]);
+    let fields = DecisionFields {
+        state: "state",
+        images: images_field,
+        question: &|question_idx| inner_path("questions", &asked.names()[question_idx]),
+    };
     let questions = asked.questions().to_vec();
-    let decided = decide(&app, &call, ("state", state), questions, params, &place).await?;
+    let decided = decide(&app, &call, state, questions, params, fields).await?;
     let reply = json!({
         "model": app.model.name(),
         "answers": asked.answers(&decided.decisions),
@@ -142,7 +152,11 @@ pub(super) async fn decisions(app: Arc<App>, mut call: Call) -> Result<Response,
         cache_salt: call.tenant.cache_salt(None),
         ..DecideParams::default()
     };
-    let place = |question_idx: usize| format!("questions[{question_idx}]");
+    let fields = DecisionFields {
+        state: "input",
+        images: "input",
+        question: &|question_idx| format!("questions[{question_idx}]"),
+    };
     let n_sglang = request
         .questions
         .iter()
@@ -161,7 +175,7 @@ pub(super) async fn decisions(app: Arc<App>, mut call: Call) -> Result<Response,
         }
         let state = decision::input_state(&request.input)?;
         let own = decision::Questions::parse(&request.questions)?;
-        let decided = decide(&app, &call, ("input", state), own.asked.clone(), params, &place).await?;
+        let decided = decide(&app, &call, state, own.asked.clone(), params, fields).await?;
         let reply = json!({
             "model": app.model.name(),
             "answers": own.answers(&decided.decisions),
@@ -183,7 +197,11 @@ pub(super) async fn decisions(app: Arc<App>, mut call: Call) -> Result<Response,
     let images = images_of("images", &request.images.unwrap_or_default())?;
     let state = images.then(sglang::input_text(&request.input)?.into());
     let own = sglang::Questions::parse(&request.questions)?;
-    let decided = decide(&app, &call, ("input", state), own.asked.clone(), params, &place).await?;
+    let fields = DecisionFields {
+        images: "images",
+        ..fields
+    };
+    let decided = decide(&app, &call, state, own.asked.clone(), params, fields).await?;
     let reply = json!({
         "object": "decisions",
         "model": app.model.name(),
@@ -199,14 +217,14 @@ pub(super) async fn decisions(app: Arc<App>, mut call: Call) -> Result<Response,
     Ok(Json(reply).into_response())
 }
 
-/// Asks the model about the state in a field. `place` names the field of a question.
+/// Asks the model about a state. `fields` are those of the request, for refusals.
 async fn decide(
     app: &Arc<App>,
     call: &Call,
-    (field, state): (&str, State),
+    state: State,
     questions: Vec<Question>,
     params: DecideParams,
-    place: &(dyn Fn(usize) -> String + Sync),
+    fields: DecisionFields<'_>,
 ) -> Result<Decided, ApiError> {
     // One end for all waits: each has the time that is left when it begins.
     let ends_at = call.ends_at();
@@ -224,11 +242,11 @@ async fn decide(
         begun
     };
     let refusal = |error: Error| match error {
-        Error::Decide(error) => ApiError::of_decision(error, place),
+        Error::Decide(error) => ApiError::of_decision(error, fields),
         error => match ApiError::from(error) {
             // Where chats have their images.
             ApiError::InvalidField { param, reason } if param == "messages" => {
-                ApiError::invalid(field, reason)
+                ApiError::invalid(fields.images, reason)
             }
             error => error,
         },

@@ -6,15 +6,30 @@ use tokenmill::decide::DecideError;
 
 use crate::ApiError;
 
+/// The fields in which a request has the parts of a decision.
+#[derive(Clone, Copy)]
+pub(crate) struct DecisionFields<'a> {
+    pub(crate) state: &'a str,
+    /// Where the state's images are.
+    pub(crate) images: &'a str,
+    /// Returns the path of a question by its index.
+    pub(crate) question: &'a (dyn Fn(usize) -> String + Sync),
+}
+
 impl From<DecideError> for ApiError {
     fn from(error: DecideError) -> Self {
-        Self::of_decision(error, |_| "questions".to_owned())
+        let fields = DecisionFields {
+            state: "state",
+            images: "images",
+            question: &|_| "questions".to_owned(),
+        };
+        Self::of_decision(error, fields)
     }
 }
 
 impl ApiError {
-    /// Makes the refusal of a decision. `place` returns the path of a question by its index.
-    pub(crate) fn of_decision(error: DecideError, place: impl Fn(usize) -> String) -> Self {
+    /// Makes the refusal of a decision.
+    pub(crate) fn of_decision(error: DecideError, fields: DecisionFields<'_>) -> Self {
         let reason = error.to_string();
         match error {
             DecideError::NoNumbers { .. } => Self::Internal { reason },
@@ -26,13 +41,19 @@ impl ApiError {
             | DecideError::FamilyTemplate { .. }
             | DecideError::TemperatureFile { .. } => Self::invalid("model", reason),
             DecideError::Json { path, reason } => Self::invalid(path, reason),
-            DecideError::UnknownField { path } => Self::unknown_field(path, "", [].into_iter()),
-            DecideError::ImageCount { .. } => Self::invalid("images", reason),
+            DecideError::UnknownField { path, name, known } => {
+                Self::unknown_field(path, &name, known.iter().map(String::as_str))
+            }
+            DecideError::ImageCount { .. } => Self::invalid(fields.images, reason),
+            DecideError::StateTooLong { .. }
+            | DecideError::IndentedTooLong {
+                question_idx: None, ..
+            } => Self::invalid(fields.state, reason),
             DecideError::Permutations { .. } => Self::invalid("permutations", reason),
             DecideError::Temperature { .. } => Self::invalid("temperature", reason),
             error => {
-                let place = error.question_idx().map(place);
-                Self::invalid(place.unwrap_or_else(|| "questions".to_owned()), reason)
+                let question = error.question_idx().map(fields.question);
+                Self::invalid(question.unwrap_or_else(|| "questions".to_owned()), reason)
             }
         }
     }

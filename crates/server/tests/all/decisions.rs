@@ -319,7 +319,7 @@ async fn a_fault_is_named_in_the_form_of_its_api() {
         // The model sees no images.
         (
             json!({ "input": "a", "questions": sglang_questions(), "images": ["data:;base64,aGk="] }),
-            "input",
+            "images",
         ),
     ] {
         let reply = server.post("/v1/decisions", &body).await;
@@ -327,6 +327,30 @@ async fn a_fault_is_named_in_the_form_of_its_api() {
         assert_eq!(reply.json()["error"]["param"], param, "{body}: {}", reply.text());
     }
     server.assert_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn unknown_fields_of_questions_name_those_near_them() {
+    let Some(server) = TestServer::start().await else {
+        return;
+    };
+    let predicate = json!([{ "type": "predicate", "instruction": "Is it?" }]);
+    let reply = server
+        .post("/v1/decisions", &json!({ "input": "a", "questions": predicate }))
+        .await;
+    let error = reply.json()["error"].clone();
+    assert_eq!(error["param"], "questions[0].instruction", "{error}");
+    let message = error["message"].to_string();
+    assert!(message.contains("near it: `instructions`"), "{message}");
+    let noul = json!({ "type": "noul", "instructions": "Is it?", "criterion": { "true": "yes" } });
+    let reply = server
+        .post(
+            "/v1/systemone",
+            &json!({ "state": "a", "questions": { "q": noul } }),
+        )
+        .await;
+    let message = reply.json()["detail"][0]["msg"].to_string();
+    assert!(message.contains("near it: `criteria`"), "{message}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

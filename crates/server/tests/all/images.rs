@@ -294,13 +294,40 @@ async fn decisions_see_images_on_both_paths() {
         assert_eq!(reply.status, 400, "{body}: {}", reply.text());
         assert_eq!(reply.json()["error"]["param"], param, "{body}: {}", reply.text());
     }
-    let body = json!({ "state": "a", "images": vec![url("0.png"); 9], "questions": questions });
-    let reply = server.post("/v1/systemone", &body).await;
-    assert_eq!(
-        (reply.status, &reply.json()["detail"][0]["loc"]),
-        (422, &json!(["body", "images"])),
-        "{}",
-        reply.text()
-    );
+    // Too many images are refused by the field that has them.
+    let part = |kind: &str, url: &str| json!({ "type": kind, "image_url": url });
+    let parts =
+        |kind: &str, n: usize| json!([{ "role": "user", "content": vec![part(kind, &url("0.png")); n] }]);
+    let images = |n: usize| vec![url("0.png"); n];
+    for (state, n_images, field) in [
+        (json!("a"), 9, "images"),
+        (parts("image_url", 9), 0, "state"),
+        (parts("image_url", 5), 4, "state"),
+        (parts("image_url", 1), 9, "images"),
+    ] {
+        let body = json!({ "state": state, "images": images(n_images), "questions": questions });
+        let reply = server.post("/v1/systemone", &body).await;
+        assert_eq!(
+            (reply.status, &reply.json()["detail"][0]["loc"]),
+            (422, &json!(["body", field])),
+            "{}",
+            reply.text()
+        );
+    }
+    let yes_no = json!([{ "id": "q", "type": "yes_no", "question": "Is it?" }]);
+    for (body, field) in [
+        (
+            json!({ "input": parts("input_image", 9), "questions": own }),
+            "input",
+        ),
+        (
+            json!({ "input": "a", "images": images(9), "questions": yes_no }),
+            "images",
+        ),
+    ] {
+        let reply = server.post("/v1/decisions", &body).await;
+        assert_eq!(reply.status, 400, "{}", reply.text());
+        assert_eq!(reply.json()["error"]["param"], field, "{}", reply.text());
+    }
     server.assert_idle().await;
 }

@@ -92,6 +92,8 @@ impl<'a> JsonObject<'a> {
         match self.object.iter().find(is_other) {
             Some((name, _)) => Err(DecideError::UnknownField {
                 path: self.inner(name),
+                name: name.clone(),
+                known: known.iter().map(|&name| name.to_owned()).collect(),
             }),
             None => Ok(()),
         }
@@ -241,7 +243,9 @@ mod tests {
         assert_eq!(
             path,
             DecideError::UnknownField {
-                path: "x.e".to_owned()
+                path: "x.e".to_owned(),
+                name: "e".to_owned(),
+                known: vec!["b".to_owned(), "c".to_owned()],
             }
         );
         assert!(object.text("e").is_err() && object.required_text("a").is_err());

@@ -352,7 +352,8 @@ mod tests {
             ),
         ] {
             let error = parse(&json!({ "a": question })).unwrap_err();
-            let (DecideError::Json { path: found, .. } | DecideError::UnknownField { path: found }) = &error
+            let (DecideError::Json { path: found, .. } | DecideError::UnknownField { path: found, .. }) =
+                &error
             else {
                 panic!("{error}");
             };
