@@ -216,11 +216,11 @@ pub enum DecideError {
     },
     /// The file of a model that was trained for decisions lacks a token.
     #[error(
-        "the model's file was made for decisions, and its vocabulary lacks the {what} tokens that they need"
+        "the model's file was made for decisions, and its vocabulary lacks a token that they need: {token}"
     )]
     FamilyToken {
-        /// The kind of token.
-        what: &'static str,
+        /// The token.
+        token: &'static str,
     },
     /// The template for decisions in the model's file cannot be used.
     #[error("the template for decisions in the model's file: {0}")]

@@ -18,6 +18,9 @@ const MASK: &str = "tokenizer.ggml.mask_token_id";
 /// The token after each option of Kev.
 const BOX_END: &str = "<|box_end|>";
 
+/// Fewest labels of a family: a yes/no question has two options.
+const MIN_LABELS: usize = 2;
+
 /// Most labels of a family.
 const MAX_LABELS: usize = 255;
 
@@ -51,9 +54,9 @@ pub(crate) fn open_family(network: &Network, tokenizer: &Tokenizer) -> Result<Op
     };
     let has_head = network.descriptor().decision.is_some();
     let kind = match family {
-        "openjev" => FamilyKind::OpenJev(letters(tokenizer)),
-        "lev" => FamilyKind::Lev(codes(tokenizer)),
-        "nimble" => FamilyKind::Nimble(codes(tokenizer)),
+        "openjev" => FamilyKind::OpenJev(letters(tokenizer).at_least(MIN_LABELS)?),
+        "lev" => FamilyKind::Lev(codes(tokenizer).at_least(N_RATINGS)?),
+        "nimble" => FamilyKind::Nimble(codes(tokenizer).at_least(MIN_LABELS)?),
         "laya" if !has_head => {
             return Err(DecideError::FamilyKey {
                 key: key("block_count"),
@@ -72,7 +75,7 @@ pub(crate) fn open_family(network: &Network, tokenizer: &Tokenizer) -> Result<Op
         "kev" => FamilyKind::Kev {
             mark: tokenizer
                 .special_token(BOX_END)
-                .ok_or(DecideError::FamilyToken { what: BOX_END })?,
+                .ok_or(DecideError::FamilyToken { token: BOX_END })?,
         },
         found => {
             return Err(DecideError::UnknownFamily {
@@ -82,11 +85,6 @@ pub(crate) fn open_family(network: &Network, tokenizer: &Tokenizer) -> Result<Op
             .into());
         }
     };
-    if let FamilyKind::Lev(labels) = &kind
-        && labels.tokens.len() < N_RATINGS
-    {
-        return Err(DecideError::FamilyToken { what: "label" }.into());
-    }
     let Some(template) = metadata.opt_str(TEMPLATE)? else {
         return Err(DecideError::FamilyKey {
             key: TEMPLATE.to_owned(),
@@ -132,15 +130,29 @@ fn head_layout(metadata: &Metadata, tokenizer: &Tokenizer, bound: &str) -> Resul
         .filter(|&id| (id as usize) < tokenizer.n_vocab());
     let max_tokens = metadata.opt_usize(bound)?.filter(|&bound| bound > 0);
     Ok(HeadLayout {
-        mark: mask.ok_or(DecideError::FamilyToken { what: "mask" })?,
-        separator: tokenizer
-            .separator()
-            .ok_or(DecideError::FamilyToken { what: "separator" })?,
+        mark: mask.ok_or(DecideError::FamilyToken {
+            token: "the mask before an option",
+        })?,
+        separator: tokenizer.separator().ok_or(DecideError::FamilyToken {
+            token: "the separator of parts",
+        })?,
         max_tokens: max_tokens.ok_or_else(|| DecideError::FamilyKey {
             key: bound.to_owned(),
             expected: "the most tokens of a question and its options",
         })?,
     })
+}
+
+impl Labels {
+    /// Checks that there are enough.
+    fn at_least(self, n: usize) -> Result<Self, DecideError> {
+        if self.tokens.len() < n {
+            return Err(DecideError::FamilyToken {
+                token: "one for each of the first letters from A on",
+            });
+        }
+        Ok(self)
+    }
 }
 
 /// A to Z, then a to z, up to the first that is no token of its own.
@@ -170,5 +182,21 @@ fn only_token(tokenizer: &Tokenizer, text: &str) -> Option<u32> {
     match tokenizer.encode(text, options)[..] {
         [token] => Some(token),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vocabulary_without_letters_is_refused_before_any_question() {
+        let known = |texts: &[&str]| labels(texts.iter().map(|&text| (7, text.to_owned())));
+        assert!(known(&["A", "B"]).at_least(MIN_LABELS).is_ok());
+        let refused = known(&["A"]).at_least(MIN_LABELS).unwrap_err().to_string();
+        assert!(
+            refused.ends_with("a token that they need: one for each of the first letters from A on"),
+            "{refused}"
+        );
     }
 }
