@@ -9,7 +9,7 @@ use tokenmill_convert::Preset;
 use tokenmill_gguf::GgufFile;
 use tokenmill_model::{Model as Network, PooledOutput};
 
-use crate::decision::family::has_pointer_head;
+use crate::decision::family::{family_name, has_pointer_head};
 
 /// The task that a model was made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +66,8 @@ pub struct ModelFacts {
     pub n_ctx_train: usize,
     /// The task that it was made for.
     pub task: Task,
+    /// The family of models for decisions that it belongs to, with a head or without, such as `laya` or `openjev`.
+    pub decision_family: Option<&'static str>,
     /// Its license, as `general.license` says it: most often an SPDX identifier.
     pub license: Option<String>,
 }
@@ -100,6 +102,7 @@ impl ModelFacts {
             main_type: said_type(network).unwrap_or(most),
             n_ctx_train: descriptor.n_ctx_train,
             task: Task::of(network),
+            decision_family: family_name(network),
             license: said_license(network),
         }
     }

@@ -361,6 +361,8 @@ mod tests {
             ("/v1/rerank", Role::Rank),
             ("/v2/rerank", Role::Rank),
             ("/v1/reranking", Role::Rank),
+            ("/v1/systemone", Role::Decision),
+            ("/v1/decisions", Role::Decision),
             ("/v1/chat/completions", Role::Chat),
             ("/tokenize", Role::Chat),
         ] {

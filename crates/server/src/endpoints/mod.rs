@@ -73,12 +73,14 @@ pub(crate) static ENDPOINTS: &[Endpoint] = &[
         row.with_model(decisions::decisions)
     })
     .says("Answer typed questions with probabilities, OpenAI's and SGLang's API")
-    .reads(decisions::DecisionRequest::TABLE),
+    .reads(decisions::DecisionRequest::TABLE)
+    .for_role(Role::Decision),
     row(Post, SystemOne, "/v1/systemone", |row, _| {
         row.with_model(decisions::system_one)
     })
     .says("Answer typed questions with probabilities, System One API")
-    .reads(decisions::SystemOneRequest::TABLE),
+    .reads(decisions::SystemOneRequest::TABLE)
+    .for_role(Role::Decision),
     row(Post, OpenAi, "/v1/embeddings", |row, _| {
         row.with_model(embeddings::embeddings)
     })

@@ -79,6 +79,13 @@ impl Reading {
             .as_ref()
             .is_some_and(|facts| facts.task == Task::Decisions)
     }
+
+    /// Whether the model was trained for decisions. Some such models write text as well.
+    fn decides(&self) -> bool {
+        self.facts
+            .as_ref()
+            .is_some_and(|facts| facts.decision_family.is_some())
+    }
 }
 
 /// One more request without a name waits until it is dropped.
@@ -188,9 +195,13 @@ impl Many {
             let spec = &catalog.specs()[idx];
             let found = readings[idx].role(spec);
             let is_chat = found.is_none_or(|found| found == Role::Chat);
+            let is_made_for_it = match role {
+                Role::Decision => is_chat && readings[idx].decides(),
+                _ => found == Some(role) && !readings[idx].only_decides(),
+            };
             let rank = if spec.role == role && role != Role::Chat {
                 0
-            } else if found == Some(role) && !readings[idx].only_decides() {
+            } else if is_made_for_it {
                 1
             } else if is_chat {
                 2
@@ -204,6 +215,12 @@ impl Many {
 
     /// The model of requests of a role that name none; `None` where none is for it.
     fn candidate(&self, role: Role) -> Result<Option<usize>, NotRead> {
+        if role == Role::Decision {
+            return match self.decider()? {
+                Some(idx) => Ok(Some(idx)),
+                None => self.candidate(Role::Chat),
+            };
+        }
         let catalog = self.catalog();
         let readings = self.readings();
         let present = self.present(&catalog);
@@ -224,5 +241,25 @@ impl Many {
             }
         }
         Ok(failed.or(decider))
+    }
+
+    /// The first model that was trained for decisions and can be loaded.
+    fn decider(&self) -> Result<Option<usize>, NotRead> {
+        let catalog = self.catalog();
+        let readings = self.readings();
+        let present = self.present(&catalog);
+        let (registry, now) = (self.lock(), Instant::now());
+        for idx in present {
+            let found = readings[idx].role(&catalog.specs()[idx]).ok_or(NotRead)?;
+            let is_for_it = match found {
+                Role::Decision => true,
+                Role::Chat => readings[idx].decides(),
+                Role::Embedding | Role::Rank => false,
+            };
+            if is_for_it && registry.status(idx, now).failure.is_none() {
+                return Ok(Some(idx));
+            }
+        }
+        Ok(None)
     }
 }

@@ -22,6 +22,8 @@ pub enum Role {
     Embedding,
     /// It says how well documents answer a query.
     Rank,
+    /// It was trained for decisions; where none was, one for chats makes them.
+    Decision,
 }
 
 /// Facts about a model before it is loaded.

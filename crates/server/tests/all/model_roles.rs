@@ -92,6 +92,10 @@ async fn requests_without_a_name_find_the_model_whose_files_are_made_for_them() 
     let ranked = server.post("/v1/rerank", &ranked).await;
     assert_eq!(ranked.status, 200, "{}", ranked.text());
     assert_eq!(ranked.json()["model"], "ranker");
+    let asked = json!({ "state": "a", "questions": { "q": { "type": "noul", "instructions": "Is it?" } } });
+    let decided = server.post("/v1/systemone", &asked).await;
+    assert_eq!(decided.status, 200, "{}", decided.text());
+    assert_eq!(decided.json()["model"], "laya");
     assert_eq!(server.get("/props").await.json()["model_alias"], "anna");
     let of_bert = server.get("/v1/models/bert").await.json();
     assert_eq!(of_bert["max_model_len"], 2048, "{of_bert}");
@@ -99,6 +103,48 @@ async fn requests_without_a_name_find_the_model_whose_files_are_made_for_them() 
         of_bert["architecture"],
         json!({ "input_modalities": ["text"], "output_modalities": ["embeddings"] }),
     );
+}
+
+/// It writes text too, so chats without a name would be for it if it were the first.
+#[tokio::test(flavor = "multi_thread")]
+async fn decisions_without_a_name_are_for_a_model_trained_for_them() {
+    if demo_path().is_none() {
+        return;
+    }
+    let decider = FileLoader {
+        path: PathBuf::from(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../../tests/data/decisions/openjev.gguf"
+        )),
+        options: Model::options().threads(1).device(Device::Cpu).context(512),
+    };
+    let specs = vec![
+        ModelSpec::new("anna", Speaker::new("Anna", 4, &Arc::default())),
+        ModelSpec::new("openjev", decider),
+    ];
+    let server = Several::start(specs, ModelLimits::default(), ServerConfig::default()).await;
+    let questions = json!([{ "type": "predicate", "instructions": "Is it?" }]);
+    let asked = json!({ "input": "a", "questions": questions });
+    let decided = server.post("/v1/decisions", &asked).await;
+    assert_eq!(decided.status, 200, "{}", decided.text());
+    assert_eq!(decided.json()["model"], "openjev");
+    let chat = json!({ "messages": [{ "role": "user", "content": "Hi" }] });
+    assert_eq!(said(&server.post(CHAT, &chat).await.json()), "Anna");
+    // Before it is loaded and afterwards.
+    let capabilities = || async { server.get("/v1/models/openjev").await.json()["capabilities"].clone() };
+    let has = |capabilities: &serde_json::Value, name: &str| {
+        let list = capabilities.as_array().expect("a list");
+        list.iter().any(|capability| capability == name)
+    };
+    let of_loaded = capabilities().await;
+    let unloaded = server
+        .post("/models/unload", &json!({ "model": "openjev" }))
+        .await;
+    assert_eq!(unloaded.status, 200, "{}", unloaded.text());
+    server.wait_for("openjev", "unloaded").await;
+    for found in [of_loaded, capabilities().await] {
+        assert!(has(&found, "completion") && has(&found, "decision"), "{found}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

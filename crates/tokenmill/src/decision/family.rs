@@ -21,7 +21,7 @@ use tokenmill_text::{
     template::{ChatContext, RenderOptions},
 };
 
-pub(crate) use self::open::{has_pointer_head, open_family};
+pub(crate) use self::open::{family_name, has_pointer_head, open_family};
 use self::{layout::HeadLayout, variables::json_or_text};
 use super::{
     question::{Question, QuestionKind},

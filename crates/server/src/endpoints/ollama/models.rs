@@ -278,10 +278,18 @@ pub(crate) fn capabilities_of_unloaded(listed: &Listed) -> Vec<&'static str> {
     } else {
         "embedding"
     }];
+    if decides_with_labels(listed.facts.as_ref()) {
+        capabilities.push("decision");
+    }
     if listed.sees {
         capabilities.push("vision");
     }
     capabilities
+}
+
+/// Returns whether a model was trained for decisions and writes text as well.
+fn decides_with_labels(facts: Option<&ModelFacts>) -> bool {
+    facts.is_some_and(|facts| facts.decision_family.is_some() && facts.task == Task::Text)
 }
 
 /// Lists a loaded model's capabilities.
@@ -305,6 +313,9 @@ pub(crate) fn capabilities_of(app: &App) -> Vec<&'static str> {
     }
     if has_marks(app.model.tokenizer()) {
         capabilities.push("insert");
+    }
+    if decides_with_labels(app.model.model().facts()) {
+        capabilities.push("decision");
     }
     if app.model.model().sees() {
         capabilities.push("vision");

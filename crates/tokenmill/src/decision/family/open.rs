@@ -28,12 +28,17 @@ const MAX_LABELS: usize = 255;
 const TYPES: [&str; 3] = ["choice", "score", "noul"];
 const BUCKETS: [&str; 8] = ["", ".2", ".3_5", ".6_10", ".11", ".small", ".mid", ".large"];
 
+/// Returns the family that a network's file names, if it can be asked.
+pub(crate) fn family_name(network: &Network) -> Option<&'static str> {
+    let key = format!("{}.decision.type", network.descriptor().arch);
+    let metadata = network.gguf().map(GgufFile::metadata)?;
+    let found = metadata.opt_str(&key).ok().flatten()?;
+    FAMILIES.into_iter().find(|family| *family == found)
+}
+
 /// Returns whether the rows of a network are the queries and keys of options: it is no reranker, although its file has the same tensor.
 pub(crate) fn has_pointer_head(network: &Network) -> bool {
-    let key = format!("{}.decision.type", network.descriptor().arch);
-    let metadata = network.gguf().map(GgufFile::metadata);
-    let is_kev =
-        metadata.is_some_and(|metadata| metadata.opt_str(&key).is_ok_and(|family| family == Some("kev")));
+    let is_kev = family_name(network) == Some("kev");
     let descriptor = network.descriptor();
     let has_rows = (descriptor.pooling.as_ref()).is_some_and(|pooling| pooling.output == PooledOutput::Rank);
     is_kev && has_rows && descriptor.output_width().is_multiple_of(2)
