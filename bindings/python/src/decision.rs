@@ -77,7 +77,8 @@ impl Decision {
         }
     }
 
-    /// The share that the labels of the options have of the probability of all tokens.
+    /// The share that the labels of the options have of the probability of all tokens, from 0 to 1. Near 0 the model wanted to write
+    /// something else, and the probabilities mean little. Always 1 for a decision head.
     #[getter]
     fn label_mass(&self) -> f64 {
         self.answer.label_mass

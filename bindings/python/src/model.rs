@@ -312,6 +312,8 @@ impl Model {
     ///
     /// `state` is a text, or a dict or a list, which the model reads as JSON; chat messages may have images. `questions` has names and
     /// questions as `/v1/systemone` takes them. `permutations` asks each question in so many orders of its options and averages.
+    /// `temperature` divides the logits of the labels, or the scores of a head: above 1 the probabilities come closer to each other. After
+    /// `timeout` seconds the call fails with `RequestError`.
     #[pyo3(signature = (state, questions, *, permutations=1, temperature=1.0, timeout=None))]
     fn decide<'py>(
         &self,

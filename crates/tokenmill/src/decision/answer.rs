@@ -8,8 +8,9 @@
 pub struct Decision {
     /// The probability of each option, in the order of the question; they add up to 1. A predicate has yes and no.
     pub probabilities: Vec<f64>,
-    /// How much of the whole vocabulary's probability the labels have. Near 0 the model wanted to write something else, and
-    /// the probabilities mean little. Always 1 for a decision head, which scores options and nothing else.
+    /// The share of the probability of all tokens that the labels have together where an answer begins, from 0 to 1; the mean of it if the
+    /// question was asked in several orders. No temperature changes it. Near 0 the model wanted to write something else, and the
+    /// probabilities mean little. Always 1 for a decision head, which scores options and nothing else.
     pub label_mass: f64,
 }
 
