@@ -81,6 +81,17 @@ impl TemplateArgs {
             || self.chat_template_kwargs.is_some()
     }
 
+    /// Returns the first option that is given and changes how prompts are written, reasoning apart.
+    pub(crate) fn of_prompts(&self) -> Option<&'static str> {
+        [
+            (self.template.is_some(), "--template"),
+            (self.chat_template.is_some(), "--chat-template"),
+            (self.chat_template_kwargs.is_some(), "--chat-template-kwargs"),
+        ]
+        .into_iter()
+        .find_map(|(is_given, flag)| is_given.then_some(flag))
+    }
+
     /// Says whether an option asks for reasoning.
     pub(crate) fn asks_to_reason(&self) -> bool {
         self.reasoning == Some(Reasoning::On)

@@ -13,13 +13,14 @@ use serde_json::{Map, Value, json};
 use tokenmill::{
     Error, KvCache, Model,
     decide::{DecideParams, Decision, Question, QuestionKind, State, SystemOneQuestions},
+    load::{ModelFacts, ModelSource},
 };
 
 use crate::{
     failure::Failure,
     input::{read_stdin, read_text},
     interrupt,
-    load::{LoadArgs, load},
+    load::{LoadArgs, load_opened},
     output,
     template::TemplateArgs,
     visible::visible,
@@ -131,7 +132,16 @@ fn open(args: &Args, path: &Path, n_prompts: usize) -> Result<Model, Failure> {
     // They share the text.
     options.kv_cache = KvCache::Contexts(1);
     args.template.add_to(&mut options)?;
-    load(path, &options)
+    let source = ModelSource::find(path)?;
+    let network = options.open_network(&source)?;
+    if let Some(flag) = args.template.of_prompts()
+        && let Some(family) = ModelFacts::of(&network).decision_family
+    {
+        return Err(Failure::usage(format!(
+            "`{flag}` does nothing here: models trained for decisions, such as this one (`{family}`), have a template of their own for them"
+        )));
+    }
+    load_opened(&source, &network, &options)
 }
 
 /// Reads the questions of a file.
