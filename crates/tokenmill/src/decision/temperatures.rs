@@ -23,6 +23,9 @@ const MAX_BYTES: usize = 64 << 10;
 /// Range of temperatures that are fitted.
 const RANGE: [f64; 2] = [0.05, 20.0];
 
+/// How far from the bounds of the range, as a part of them, a temperature counts as inside.
+const MARGIN: f64 = 1e-3;
+
 /// Steps of the search; each makes the range of the logarithm smaller by a third.
 const N_STEPS: usize = 60;
 
@@ -161,9 +164,9 @@ impl KnownAnswers {
         self.answers.is_empty()
     }
 
-    /// Returns the temperature at which the right options are likeliest together. A single answer, or answers that are all right or
-    /// all wrong, end at a bound of the search: from 0.05 to 20.
-    pub fn fit(&self) -> f64 {
+    /// Returns the temperature at which the right options are likeliest together, from 0.05 to 20. `None` where it is not between them:
+    /// answers that are all right want the lowest, and answers that are no better than guesses the highest.
+    pub fn fit(&self) -> Option<f64> {
         let [mut low, mut high] = RANGE.map(f64::ln);
         for _ in 0..N_STEPS {
             let third = (high - low) / 3.0;
@@ -174,7 +177,10 @@ impl KnownAnswers {
                 low = left;
             }
         }
-        f64::midpoint(low, high).exp()
+        let found = f64::midpoint(low, high).exp();
+        // A search without a least value inside ends at a bound.
+        let [least, most] = RANGE;
+        (found > least * (1.0 + MARGIN) && found < most / (1.0 + MARGIN)).then_some(found)
     }
 
     /// Returns the mean of the negative logarithms of the right options' probabilities.
@@ -224,7 +230,7 @@ mod tests {
         }
         let before = known.calibration_error(1.0);
         assert!((before - 0.19).abs() < 1e-9, "{before}");
-        let temperature = known.fit();
+        let temperature = known.fit().unwrap();
         // The logit of 0.99 becomes that of 0.8.
         let expected = (99f64).ln() / 4f64.ln();
         assert!(
@@ -240,8 +246,27 @@ mod tests {
         let mut known = KnownAnswers::default();
         known.push(answer(1.0), 1);
         known.push(answer(1.0), 0);
-        let temperature = known.fit();
-        assert!((RANGE[0]..=RANGE[1]).contains(&temperature), "{temperature}");
+        for temperature in RANGE {
+            assert!(known.loss(temperature).is_finite(), "at {temperature}");
+        }
+    }
+
+    #[test]
+    fn answers_without_a_best_temperature_are_not_fitted() {
+        let check = |answers: &[(f64, usize)]| {
+            let mut known = KnownAnswers::default();
+            for &(yes, right) in answers {
+                known.push(answer(yes), right);
+            }
+            assert_eq!(known.fit(), None, "{answers:?}");
+        };
+        check(&[]);
+        check(&[(0.9, 0)]);
+        check(&[(0.9, 0), (0.2, 1), (0.6, 0)]);
+        check(&[(0.9, 1), (0.2, 0)]);
+        // As often right as wrong.
+        check(&[(0.9, 0), (0.9, 1)]);
+        check(&[(0.5, 0), (0.5, 0), (0.5, 1)]);
     }
 
     #[test]

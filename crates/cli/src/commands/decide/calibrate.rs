@@ -1,26 +1,34 @@
 //! `decide --calibrate`: fits the temperatures of a model's answers to questions whose answers are known.
 //!
-//! Invariant: the file next to the model is written only after every line was read and answered.
+//! Invariants: every line is read and checked before the model is loaded; the file next to the model is written only after every line was
+//! answered, and has no temperature at a bound of the search.
 
 use std::{fmt::Write as _, path::Path};
 
 use serde_json::{Map, Value, json};
 use tokenmill::{
+    Error,
     decide::{
-        DecideParams, DecisionTemperatures, KnownAnswers, Question, QuestionKind, State, SystemOneQuestions,
-        state_of,
+        DecideError, DecideParams, DecisionTemperatures, KnownAnswers, Question, QuestionKind, State,
+        SystemOneQuestions, inner_path, state_of,
     },
     load::ModelSource,
 };
+use tokenmill_server::near_names;
 
 use super::{Args, MAX_SEQS, open};
-use crate::{failure::Failure, input::read_text, output};
+use crate::{failure::Failure, input::read_text, output, visible::visible};
 
 /// Answers that a type of question needs at least; others keep the temperature 1.
 const LEAST_ANSWERS: usize = 10;
 
+/// Fields of a line.
+const FIELDS: [&str; 3] = ["state", "questions", "answers"];
+
 /// A line of the file.
 struct Example {
+    /// Its number, counted from 1.
+    line: usize,
     state: State,
     asked: SystemOneQuestions,
     /// The option that is right of each question.
@@ -29,6 +37,16 @@ struct Example {
 
 pub(super) fn run(args: &Args, path: &Path) -> Result<(), Failure> {
     let examples = read_examples(path)?;
+    let params = |example: &Example| DecideParams {
+        permutations: args.permutations,
+        names: example.asked.names().to_vec(),
+        applies_fitted: false,
+        ..DecideParams::default()
+    };
+    for example in &examples {
+        let checked = params(example).check(&example.state, example.asked.questions());
+        checked.map_err(|fault| fault_in(path, example, &fault.into()))?;
+    }
     let model_path = args.load.fetch.resolve(&args.model)?;
     let source = ModelSource::find(&model_path)?;
     let target = DecisionTemperatures::path_of(&source)
@@ -40,18 +58,11 @@ pub(super) fn run(args: &Args, path: &Path) -> Result<(), Failure> {
         ("score", QuestionKind::Score(Vec::new())),
     ];
     let mut known = [const { KnownAnswers::new() }; 3];
-    for (line_idx, example) in examples.iter().enumerate() {
-        let params = DecideParams {
-            permutations: args.permutations,
-            names: example.asked.names().to_vec(),
-            applies_fitted: false,
-            ..DecideParams::default()
-        };
+    for example in &examples {
         let questions = example.asked.questions();
-        let in_line =
-            |error: tokenmill::Error| Failure::input(format!("{}:{}: {error}", path.display(), line_idx + 1));
+        let in_line = |error: Error| fault_in(path, example, &error);
         let answers = model
-            .start_deciding(example.state.clone(), questions, &params)
+            .start_deciding(example.state.clone(), questions, &params(example))
             .map_err(in_line)?;
         for ((answer, question), &right) in answers.zip(questions).zip(&example.right) {
             let type_idx = types
@@ -62,12 +73,21 @@ pub(super) fn run(args: &Args, path: &Path) -> Result<(), Failure> {
     }
     let mut temperatures = DecisionTemperatures::default();
     let (mut table, mut rows) = (String::new(), Map::new());
+    let mut is_any_fitted = false;
     for ((name, kind), known) in types.iter().zip(&known) {
         if known.is_empty() {
             continue;
         }
-        if known.len() >= LEAST_ANSWERS {
-            temperatures.set(kind, known.fit());
+        let fitted = if known.len() < LEAST_ANSWERS {
+            Err("fewer than 10 answers: not fitted")
+        } else {
+            known
+                .fit()
+                .ok_or("no temperature between 0.05 and 20 is best: not fitted")
+        };
+        if let Ok(temperature) = fitted {
+            temperatures.set(kind, temperature);
+            is_any_fitted = true;
         }
         let temperature = temperatures.of(kind);
         let [before, after] = [1.0, temperature].map(|temperature| known.calibration_error(temperature));
@@ -76,23 +96,42 @@ pub(super) fn run(args: &Args, path: &Path) -> Result<(), Failure> {
             "{name:6}  {} answers, temperature {temperature:.3}, expected calibration error {before:.4} before, {after:.4} after",
             known.len()
         );
-        table += if known.len() < LEAST_ANSWERS {
-            " (fewer than 10 answers: not fitted)\n"
-        } else {
-            "\n"
-        };
+        table += &fitted.map_or_else(|reason| format!(" ({reason})\n"), |_| "\n".to_owned());
         let row = json!({
             "answers": known.len(),
+            "fitted": fitted.is_ok(),
             "temperature": temperature,
             "calibration_error": { "before": before, "after": after },
         });
         rows.insert((*name).to_owned(), row);
     }
-    temperatures.write(&target)?;
-    if args.json {
-        return output::print_json(&json!({ "file": target.display().to_string(), "types": rows }));
+    let written = is_any_fitted.then(|| target.display().to_string());
+    if is_any_fitted {
+        temperatures.write(&target)?;
     }
-    output::print(&format!("{table}written to {}\n", target.display()))
+    if args.json {
+        return output::print_json(&json!({ "file": written, "types": rows }));
+    }
+    let end = match written {
+        Some(file) => format!("written to {file}"),
+        None => "nothing was fitted, so no file was written".to_owned(),
+    };
+    output::print(&format!("{table}{end}\n"))
+}
+
+/// Makes the failure of a line.
+fn fault_in(path: &Path, example: &Example, error: &Error) -> Failure {
+    let question = match error {
+        Error::Decide(fault) => fault.question_idx(),
+        _ => None,
+    };
+    let question = question.map(|idx| format!("question `{}`: ", visible(&example.asked.names()[idx])));
+    Failure::input(format!(
+        "{}:{}: {}{error}",
+        path.display(),
+        example.line,
+        question.unwrap_or_default()
+    ))
 }
 
 fn is_same_type(a: &QuestionKind, b: &QuestionKind) -> bool {
@@ -106,7 +145,7 @@ fn read_examples(path: &Path) -> Result<Vec<Example>, Failure> {
         .enumerate()
         .filter(|(_, line)| !line.trim().is_empty());
     let examples = lines.map(|(line_idx, line)| {
-        read_example(line)
+        read_example(line_idx + 1, line)
             .map_err(|reason| Failure::input(format!("{}:{}: {reason}", path.display(), line_idx + 1)))
     });
     let examples: Vec<Example> = examples.collect::<Result<_, _>>()?;
@@ -117,31 +156,58 @@ fn read_examples(path: &Path) -> Result<Vec<Example>, Failure> {
 }
 
 /// Reads a line; the error is its fault.
-fn read_example(line: &str) -> Result<Example, String> {
+fn read_example(number: usize, line: &str) -> Result<Example, String> {
     let value: Value = serde_json::from_str(line).map_err(|error| error.to_string())?;
+    let fields = value.as_object().ok_or("expected an object")?;
+    if let Some(name) = fields.keys().find(|name| !FIELDS.contains(&name.as_str())) {
+        return Err(format!(
+            "unknown field `{}`{}",
+            visible(name),
+            near(name, &FIELDS)
+        ));
+    }
     let map = |name: &str| {
-        let found = value.get(name).and_then(Value::as_object);
+        let found = fields.get(name).and_then(Value::as_object);
         found.ok_or_else(|| format!("`{name}` is not an object"))
     };
-    let fault = |error: tokenmill::decide::DecideError| error.to_string();
-    let state = state_of(value.get("state").unwrap_or(&Value::Null)).map_err(fault)?;
+    let fault = |error: DecideError| error.to_string();
+    let state = state_of(fields.get("state").unwrap_or(&Value::Null)).map_err(fault)?;
     let (questions, answers) = (map("questions")?, map("answers")?);
     let asked = SystemOneQuestions::parse(questions).map_err(fault)?;
+    if let Some(name) = answers.keys().find(|&name| !questions.contains_key(name)) {
+        let names: Vec<&str> = asked.names().iter().map(String::as_str).collect();
+        let path = inner_path("answers", name);
+        return Err(format!(
+            "`{path}` answers no question of this line{}",
+            near(name, &names)
+        ));
+    }
     let right = asked
         .names()
         .iter()
         .zip(asked.questions())
         .map(|(name, question)| {
+            let path = || inner_path("answers", name);
             let answer = answers
                 .get(name)
-                .ok_or_else(|| format!("`answers.{name}` is missing"))?;
-            right_option(question, answer).ok_or_else(|| format!("`answers.{name}` is none of the options"))
+                .ok_or_else(|| format!("`{}` is missing", path()))?;
+            right_option(question, answer).ok_or_else(|| format!("`{}` is none of the options", path()))
         });
     Ok(Example {
+        line: number,
         state,
-        right: right.collect::<Result<_, _>>()?,
+        right: right.collect::<Result<_, String>>()?,
         asked,
     })
+}
+
+/// Names what is near a name, if anything is.
+fn near(name: &str, known: &[&str]) -> String {
+    let near = near_names(name, known.iter().copied());
+    if near.is_empty() {
+        return String::new();
+    }
+    format!("; near it: `{}`", visible(&near.join("`, `")))
 }
 
 /// Returns the index of the option that an answer names: true or false, the name of an option, or the number of a level.
@@ -168,13 +234,13 @@ mod tests {
         let line = r#"{"state": {"a": 1}, "questions": {"f": {"type": "noul", "instructions": "Is it?"},
             "t": {"type": "choice", "criteria": {"cards": null, "loans": null}}, "r": {"type": "score", "criteria": ["low", "high"]}},
             "answers": {"r": 1, "t": "loans", "f": false}}"#;
-        let example = read_example(line).unwrap();
+        let example = read_example(7, line).unwrap();
         assert_eq!(
             (example.state.as_text().unwrap(), &example.right[..]),
             (r#"{"a":1}"#, &[1, 1, 1][..])
         );
         let check = |from: &str, to: &str, expected: &str| {
-            let fault = read_example(&line.replace(from, to)).err().unwrap();
+            let fault = read_example(7, &line.replace(from, to)).err().unwrap();
             assert!(fault.contains(expected), "{fault}");
         };
         check(
@@ -183,8 +249,27 @@ mod tests {
             "`answers.t` is none of the options",
         );
         check("\"r\": 1", "\"r\": 2", "`answers.r` is none of the options");
-        check("\"f\": false", "\"g\": false", "`answers.f` is missing");
-        check("\"answers\"", "\"answer\"", "`answers` is not an object");
-        assert!(read_example("{").is_err());
+        check(", \"f\": false", "", "`answers.f` is missing");
+        check(
+            "\"f\": false",
+            "\"f\": false, \"t.x\": 1",
+            "`answers[\"t.x\"]` answers no question of this line",
+        );
+        check(
+            "\"answers\"",
+            "\"answer\"",
+            "unknown field `answer`; near it: `answers`",
+        );
+        check(
+            "\"answers\": {",
+            "\"answers\": 3, \"state\": {",
+            "`answers` is not an object",
+        );
+        check(
+            "{\"state\"",
+            "{\"weight\": 1, \"state\"",
+            "unknown field `weight`",
+        );
+        assert!(read_example(7, "{").is_err() && read_example(7, "[]").is_err());
     }
 }
