@@ -166,15 +166,6 @@ impl Placing<'_> {
                     normed,
                 });
             }
-            Op::RopeAttention { heads, attention, y } => {
-                let (q, k) = (heads.q, heads.k);
-                self.run(Op::RopeStoreKv {
-                    heads,
-                    y_q: q,
-                    y_k: k,
-                })?;
-                return self.run(Op::Attention { attention, q, y });
-            }
             Op::LinearGroup { .. } | Op::AddNorm { .. } => {
                 let simple = simple(op);
                 let side = |op: &Op| self.on_side(op.clone()).1;
@@ -200,6 +191,12 @@ impl Placing<'_> {
                 heads: StoredHeads { layer_idx, .. },
                 ..
             } => self.own_layer(NetworkPart::Kv, layer_idx),
+            // It attends to the layer in which it stores.
+            Op::RopeAttention { heads, attention, .. } => {
+                let side = self.own_layer(NetworkPart::Kv, &mut heads.layer_idx);
+                attention.layer_idx = heads.layer_idx;
+                side
+            }
             Op::ShortConv {
                 conv: ShortConv { state_idx, .. },
                 ..

@@ -1,7 +1,8 @@
 //! Schedules of small programs, in words.
 
 use tokenmill_backend::{
-    ExecutorLimits, ExpertScore, ExpertsShape, LayerShape, Linear, NetworkShape, Norm, NormKind, Router,
+    ExecutorLimits, ExpertScore, ExpertsShape, KvLayerShape, KvStoreOfLayer, LayerShape, Linear,
+    NetworkShape, Norm, NormKind, Router,
     program::{
         CarriedValue, ExpertInputKind, Fusion, LinearId, MatrixId, MatrixInfo, Prepared, Program,
         StepVariant, VectorId, VectorInfo, Wanted, Weights,
@@ -32,7 +33,7 @@ fn limits() -> ExecutorLimits {
     }
 }
 
-/// A program over square matrices, of which one has all experts, and one vector.
+/// A program over square matrices, of which one has all experts, one vector, and two layers of keys and values.
 fn program() -> Program {
     let mut weights = Weights::default();
     for n_rows in [WIDTH, WIDTH, N_EXPERTS, WIDTH * N_EXPERTS] {
@@ -46,7 +47,13 @@ fn program() -> Program {
         name: String::new(),
         len: WIDTH,
     });
-    Program::new(weights.into(), Vec::new())
+    let kv_layer = KvLayerShape {
+        n_kv_heads: 1,
+        head_dim_k: WIDTH,
+        head_dim_v: WIDTH,
+        has_values_in_keys: false,
+    };
+    Program::new(weights.into(), vec![kv_layer; 2])
 }
 
 fn linear(matrix: u32, n_out: usize) -> LinearId {
@@ -65,19 +72,20 @@ fn embed(program: &mut Program) -> Value {
     program.push(|y| Op::Embed { table, scale: 1.0, y })
 }
 
-/// Returns the schedule of a step that returns all rows, in words.
-fn schedule(
+/// Returns the schedule of a step that returns all rows.
+fn schedule_of(
     mut program: Program,
     rows: Value,
-    layer: LayerPlacement,
+    layers: Vec<LayerPlacement>,
     sides: [&[Side]; 2],
-) -> Result<Vec<String>, BackendError> {
+) -> Result<Schedule, BackendError> {
     program.enter(NetworkPart::Output);
     program.push_last(Op::Sample {
         logits: None,
         rows: Some(rows),
     });
-    let shape = LayerShape {
+    let layer = |idx| LayerShape {
+        kv: Some(KvStoreOfLayer { idx, is_owner: true }),
         experts: Some(ExpertsShape {
             n_experts: N_EXPERTS,
             n_used: 1,
@@ -87,14 +95,14 @@ fn schedule(
     };
     let network = NetworkShape {
         n_embd: WIDTH,
-        layers: vec![shape],
+        layers: (0..layers.len()).map(layer).collect(),
         has_streams: false,
         reads_hidden: false,
     };
     let prepared = Prepared::new(&program, &limits(), [WIDTH, WIDTH], Fusion::All);
     let [matrices, vectors] = sides.map(|sides| sides.iter().map(|&side| Sides::one(side)).collect());
     let places = Places {
-        placement: &Placement::new(&network, vec![layer]),
+        placement: &Placement::new(&network, layers),
         weights: &WeightSides { matrices, vectors },
         slots: prepared.slots(),
     };
@@ -102,7 +110,10 @@ fn schedule(
         outputs: Wanted::All,
         logits: Wanted::None,
     };
-    let schedule = places.schedule(&prepared.variants()[variant.index()], true)?;
+    places.schedule(&prepared.variants()[variant.index()], true)
+}
+
+fn words(schedule: &[Action]) -> Vec<String> {
     let words = schedule.iter().filter_map(|action| match action {
         Action::Copy { to, .. } => Some(format!("copy to {to:?}")),
         // The slots of a program determine where a value has to move.
@@ -114,7 +125,17 @@ fn schedule(
             Some(format!("{side:?}: {}", op.split(' ').next().unwrap_or_default()))
         }
     });
-    Ok(words.collect())
+    words.collect()
+}
+
+/// Returns the schedule of a network of one layer, in words.
+fn schedule(
+    program: Program,
+    rows: Value,
+    layer: LayerPlacement,
+    sides: [&[Side]; 2],
+) -> Result<Vec<String>, BackendError> {
+    schedule_of(program, rows, vec![layer], sides).map(|schedule| words(&schedule))
 }
 
 #[test]
@@ -298,4 +319,56 @@ fn an_operation_whose_weights_are_apart_is_refused() {
         matches!(placed, Err(BackendError::Unsupported { .. })),
         "{placed:?}"
     );
+}
+
+#[test]
+fn rotation_with_attention_is_whole_and_names_the_layers_of_its_side() {
+    use Side::{Device, Host};
+    let mut program = program();
+    let mut x = embed(&mut program);
+    for layer_idx in 0..2 {
+        program.enter(NetworkPart::Mixer(layer_idx));
+        let linear = linear(layer_idx as u32, WIDTH);
+        let [q, k, v] = [(); 3].map(|()| program.push(|y| Op::Linear { linear, x, y }));
+        program.push_last(Op::StoreKv { layer_idx, k, v });
+        let attention = Attention {
+            layer_idx,
+            n_heads: 1,
+            scale: 1.0,
+            is_causal: true,
+            window: None,
+            is_chunked: false,
+            softcap: None,
+            sinks: None,
+            slopes: None,
+        };
+        x = program.push(|y| Op::Attention { attention, q, y });
+    }
+    let layers = [Host, Device].map(LayerPlacement::whole);
+    let schedule = schedule_of(
+        program,
+        x,
+        layers.to_vec(),
+        [&[Host, Device, Host, Host], &[Host]],
+    )
+    .unwrap();
+    let expected = [
+        "Host: Embed",
+        "Host: LinearGroup",
+        "Host: RopeAttention",
+        "copy to Device",
+        "Device: LinearGroup",
+        "Device: RopeAttention",
+        "Device: Sample",
+    ];
+    assert_eq!(words(&schedule), expected);
+    let layers = schedule.iter().filter_map(|action| match action {
+        Action::Run {
+            op: Op::RopeAttention { heads, attention, .. },
+            ..
+        } => Some([heads.layer_idx, attention.layer_idx]),
+        _ => None,
+    });
+    // Each side stores one layer.
+    assert_eq!(layers.collect::<Vec<_>>(), [[0, 0], [0, 0]]);
 }
