@@ -32,7 +32,6 @@
 #![forbid(unsafe_code)]
 
 mod bandwidths;
-mod border;
 mod device;
 mod group;
 mod overlap;
@@ -40,6 +39,7 @@ mod placed;
 mod placement;
 mod request;
 mod retreat;
+mod router;
 mod schedule;
 mod step;
 mod step_thresholds;
