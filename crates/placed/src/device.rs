@@ -14,8 +14,8 @@ use tokenmill_gguf::TensorType;
 
 use crate::{
     Placed,
-    placed::Programs,
     placement::Sides,
+    programs::Programs,
     schedule::{Places, SPLIT_NETWORK, unsupported},
 };
 
@@ -48,7 +48,7 @@ impl<H: SplitOperations, D: SplitOperations> Weigh for Placed<H, D> {
         let mut is_here = self.placement.sides(part).has(side);
         match &mut own {
             Allocation::Matrix { usage, .. } => {
-                let own_usage = self.usage_on(side, part, *usage);
+                let own_usage = self.placement.usage_on(side, part, *usage);
                 is_here = own_usage.is_some();
                 *usage = own_usage.unwrap_or(*usage);
             }
@@ -93,7 +93,7 @@ impl<H: SplitOperations, D: SplitOperations> ProgramDevice for Placed<H, D> {
         let of = |side| {
             (
                 self.placement.network_of(side, network),
-                self.kv_layout_of(side, kv),
+                self.placement.kv_layout_of(side, kv),
             )
         };
         let [(host_network, host_kv), (device_network, device_kv)] = Side::ALL.map(of);
@@ -130,12 +130,12 @@ impl<H: SplitOperations, D: SplitOperations> ProgramDevice for Placed<H, D> {
         };
         let schedules = [of_route(false)?, of_route(true)?];
 
-        let [host, device] = Side::ALL.map(|side| self.kv_layout_of(side, kv));
+        let [host, device] = Side::ALL.map(|side| self.placement.kv_layout_of(side, kv));
         self.groups = [host.groups.clone(), device.groups.clone()];
         self.host.backend.alloc_kv(&host)?;
         self.device.backend.alloc_kv(&device)?;
         if let Some(states) = states {
-            let [host, device] = Side::ALL.map(|side| self.state_layout_of(side, states));
+            let [host, device] = Side::ALL.map(|side| self.placement.state_layout_of(side, states));
             if !host.layers.is_empty() {
                 self.host.backend.alloc_states(&host)?;
             }
@@ -212,7 +212,7 @@ impl<H: SplitOperations, D: SplitOperations> WeightStore for Placed<H, D> {
     }
 
     fn store_matrix(&mut self, data: &MatrixData<'_>) -> Result<(), BackendError> {
-        let usages = Side::ALL.map(|side| self.usage_on(side, self.part, data.usage));
+        let usages = Side::ALL.map(|side| self.placement.usage_on(side, self.part, data.usage));
         (self.weights.matrices).push(Sides(usages.map(|usage| usage.is_some())));
         let [host, device] = usages.map(|usage| usage.map(|usage| MatrixData { usage, ..*data }));
         self.host.store_matrix(host.as_ref())?;

@@ -3,7 +3,7 @@
 //! A plan is made, printed and refused before there is a backend. Invariants: every part has a side; keys,
 //! values and states are on the side of their layer's mixer; the output is on the device.
 
-use tokenmill_backend::{NetworkPart, NetworkShape, Side};
+use tokenmill_backend::{KvLayout, MatrixUsage, NetworkPart, NetworkShape, Side, StateLayout};
 
 /// The sides of a layer's parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -244,5 +244,35 @@ impl Placement {
             }
         }
         own
+    }
+
+    /// Returns the layers of the KV store on a side; their order gives their indices.
+    pub(crate) fn kv_layout_of(&self, side: Side, layout: &KvLayout) -> KvLayout {
+        let here = self.stored_on(side, NetworkPart::Kv, layout.layers.len());
+        KvLayout {
+            layers: here.iter().map(|&kv_idx| layout.layers[kv_idx]).collect(),
+            groups: here.iter().map(|&kv_idx| layout.groups[kv_idx]).collect(),
+            ..layout.clone()
+        }
+    }
+
+    /// Returns the layers of the store of states on a side; their order gives their indices.
+    pub(crate) fn state_layout_of(&self, side: Side, layout: &StateLayout) -> StateLayout {
+        let here = self.stored_on(side, NetworkPart::State, layout.layers.len());
+        StateLayout {
+            layers: here.iter().map(|&state_idx| layout.layers[state_idx]).collect(),
+            n_states: layout.n_states,
+        }
+    }
+
+    /// Returns the uses of a part's matrix on one side; `None` if it is not there. A token embedding that is also the head is
+    /// on the device too.
+    pub(crate) fn usage_on(&self, side: Side, part: NetworkPart, usage: MatrixUsage) -> Option<MatrixUsage> {
+        let sides = self.sides(part);
+        match (usage, side) {
+            (MatrixUsage::Tied, Side::Host) if !sides.has(Side::Device) => Some(MatrixUsage::Embedding),
+            (MatrixUsage::Tied, Side::Device) if !sides.has(Side::Device) => Some(MatrixUsage::Linear),
+            _ => sides.has(side).then_some(usage),
+        }
     }
 }

@@ -12,7 +12,9 @@ use tokenmill_backend::{
 
 use crate::{
     Placed,
-    placed::{Mode, Pass, Programs, Results},
+    programs::Programs,
+    results::id_of,
+    router::{Mode, Pass},
 };
 
 /// Maximum number of steps, or parts of steps, whose unread results the device keeps.
@@ -176,53 +178,5 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
                 self.results.note(outcome, output)
             }
         }
-    }
-}
-
-/// Returns the token that a row of the newest step sampled.
-fn id_of(newest: Option<&[u32]>, row: u32) -> Option<u32> {
-    newest?.get(row as usize).copied()
-}
-
-impl Results {
-    /// Records the tokens of a step that was read. A failed step has none, and an earlier step's must not
-    /// replace them.
-    fn note(&mut self, outcome: Result<(), BackendError>, output: &StepOutput) -> Result<(), BackendError> {
-        if let Err(error) = outcome {
-            self.newest = None;
-            return Err(error);
-        }
-        let newest = self.newest.get_or_insert_default();
-        newest.clear();
-        let ids = (output.sampled.iter()).map(|sampled| match sampled {
-            Some(Ok(token)) => token.id,
-            _ => 0,
-        });
-        newest.extend(ids);
-        Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_step_that_failed_leaves_no_tokens_of_the_one_before() {
-        let mut results = Results::default();
-        let output = StepOutput {
-            sampled: vec![None, None],
-            ..StepOutput::default()
-        };
-        let rows = |results: &Results| [0, 1, 2].map(|row| id_of(results.newest.as_deref(), row));
-        assert_eq!(rows(&results), [None; 3]);
-        results.note(Ok(()), &output).unwrap();
-        assert_eq!(rows(&results), [Some(0), Some(0), None]);
-        let failed = BackendError::Failed {
-            operation: "reading",
-            source: "a fault".into(),
-        };
-        assert!(results.note(Err(failed), &output).is_err());
-        assert_eq!(rows(&results), [None; 3]);
     }
 }
