@@ -39,6 +39,8 @@ pub(crate) struct Loader<'a> {
     /// Maximum number of positions of a sequence.
     pub(crate) n_ctx: usize,
     store: &'a mut dyn WeightStore,
+    /// The part of the next weights.
+    part: NetworkPart,
     /// The weights declared so far.
     pub(crate) weights: Weights,
     /// The weights loaded so far that adapters can change.
@@ -80,6 +82,7 @@ impl<'a> Loader<'a> {
             source,
             n_ctx,
             store,
+            part: NetworkPart::Common,
             weights: Weights::default(),
             adaptable: Vec::new(),
             used: HashSet::new(),
@@ -93,31 +96,40 @@ impl<'a> Loader<'a> {
 
     /// Sets the part of the network to which the next weights belong.
     pub(crate) fn enter(&mut self, part: NetworkPart) {
+        self.part = part;
         self.store.enter(part);
     }
 
     /// Stores and declares a matrix.
     pub(crate) fn add_matrix(&mut self, data: &MatrixData<'_>) -> Result<MatrixId, LoadError> {
         self.store.store_matrix(data)?;
-        Ok(self.declare(data.name, [data.n_out, data.n_in]))
+        Ok(self.declare(data.name, [data.n_out, data.n_in], data.usage))
     }
 
     /// Declares a matrix that another network has loaded.
-    pub(crate) fn share_matrix(&mut self, name: &str, dims: [usize; 2]) -> MatrixId {
+    pub(crate) fn share_matrix(&mut self, name: &str, dims: [usize; 2], usage: MatrixUsage) -> MatrixId {
         self.store.share_matrix();
-        self.declare(name, dims)
+        self.declare(name, dims, usage)
     }
 
-    fn declare(&mut self, name: &str, [n_out, n_in]: [usize; 2]) -> MatrixId {
-        let name = name.to_owned();
-        self.weights.add_matrix(MatrixInfo { name, n_out, n_in })
+    fn declare(&mut self, name: &str, [n_out, n_in]: [usize; 2], usage: MatrixUsage) -> MatrixId {
+        self.weights.add_matrix(MatrixInfo {
+            name: name.to_owned(),
+            n_out,
+            n_in,
+            part: self.part,
+            usage,
+        })
     }
 
     /// Stores and declares a vector; `name` describes computed values.
     pub(crate) fn add_vector(&mut self, name: &str, values: &[f32]) -> Result<VectorId, LoadError> {
         self.store.store_vector(values)?;
-        let (name, len) = (name.to_owned(), values.len());
-        Ok(self.weights.add_vector(VectorInfo { name, len }))
+        Ok(self.weights.add_vector(VectorInfo {
+            name: name.to_owned(),
+            len: values.len(),
+            part: self.part,
+        }))
     }
 
     pub(crate) fn norm_if(&mut self, is_present: bool, name: &str) -> Result<Option<NormId>, LoadError> {

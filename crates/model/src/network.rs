@@ -154,7 +154,7 @@ impl Network {
         loader.enter(NetworkPart::Input);
         let token_embd = Linear {
             matrix: match shared {
-                Some(_) => loader.share_matrix("token_embd.weight", [n_vocab, n_embd]),
+                Some(_) => loader.share_matrix("token_embd.weight", [n_vocab, n_embd], usage),
                 None => loader.matrix("token_embd.weight", n_vocab, n_embd, usage)?,
             },
             bias: tied_bias,
@@ -184,7 +184,7 @@ impl Network {
             None
         } else if shared.is_some_and(|shared| shared.has_output) {
             Some(Linear {
-                matrix: loader.share_matrix("output.weight", [n_vocab, n_embd]),
+                matrix: loader.share_matrix("output.weight", [n_vocab, n_embd], MatrixUsage::Linear),
                 bias: loader.vector("output.bias", n_vocab, descriptor.head_bias)?,
                 n_out: n_vocab,
                 n_in: n_embd,

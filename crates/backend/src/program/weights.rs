@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use crate::{BackendError, MatrixData, NetworkPart};
+use crate::{BackendError, MatrixData, MatrixUsage, NetworkPart};
 
 /// A matrix's index in [`Weights`], and in the table of the device that holds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -23,6 +23,10 @@ pub struct MatrixInfo {
     pub n_out: usize,
     /// Number of columns.
     pub n_in: usize,
+    /// The part of the network to which it belongs.
+    pub part: NetworkPart,
+    /// The operations that read it.
+    pub usage: MatrixUsage,
 }
 
 /// A declared vector.
@@ -32,6 +36,8 @@ pub struct VectorInfo {
     pub name: String,
     /// Number of values.
     pub len: usize,
+    /// The part of the network to which it belongs.
+    pub part: NetworkPart,
 }
 
 /// The weights of a program.

@@ -1,7 +1,7 @@
 //! Schedules of small programs, in words.
 
 use tokenmill_backend::{
-    ExecutorLimits, ExpertScore, ExpertsShape, KvLayerShape, KvStoreOfLayer, LayerShape, Linear,
+    ExecutorLimits, ExpertScore, ExpertsShape, KvLayerShape, KvStoreOfLayer, LayerShape, Linear, MatrixUsage,
     NetworkShape, Norm, NormKind, Router,
     program::{
         CarriedValue, ExpertInputKind, Fusion, LinearId, MatrixId, MatrixInfo, Prepared, Program,
@@ -41,11 +41,14 @@ fn program() -> Program {
             name: String::new(),
             n_out: n_rows,
             n_in: WIDTH,
+            part: NetworkPart::Common,
+            usage: MatrixUsage::Linear,
         });
     }
     weights.add_vector(VectorInfo {
         name: String::new(),
         len: WIDTH,
+        part: NetworkPart::Common,
     });
     let kv_layer = KvLayerShape {
         n_kv_heads: 1,

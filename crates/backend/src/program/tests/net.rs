@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use crate::{
-    Activation, Attention, ExpertScore, KvLayerShape, Linear, NetworkPart, Norm, NormKind, Rope, RopeAxes,
-    RopeStyle, Router, RowSet,
+    Activation, Attention, ExpertScore, KvLayerShape, Linear, MatrixUsage, NetworkPart, Norm, NormKind, Rope,
+    RopeAxes, RopeStyle, Router, RowSet,
 };
 
 use super::super::{
@@ -66,12 +66,20 @@ impl Net {
 
     pub(super) fn matrix(&mut self, name: &str, n_out: usize, n_in: usize) -> MatrixId {
         let name = format!("{name}.weight");
-        self.weights().add_matrix(MatrixInfo { name, n_out, n_in })
+        let part = self.program.part;
+        self.weights().add_matrix(MatrixInfo {
+            name,
+            n_out,
+            n_in,
+            part,
+            usage: MatrixUsage::Linear,
+        })
     }
 
     pub(super) fn vector(&mut self, name: &str, len: usize) -> VectorId {
         let name = name.to_owned();
-        self.weights().add_vector(VectorInfo { name, len })
+        let part = self.program.part;
+        self.weights().add_vector(VectorInfo { name, len, part })
     }
 
     /// Declares `n_each` concatenated matrices.
