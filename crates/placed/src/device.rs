@@ -14,7 +14,6 @@ use tokenmill_gguf::TensorType;
 
 use crate::{
     Placed,
-    placement::Sides,
     programs::Programs,
     schedule::{Places, SPLIT_NETWORK, unsupported},
 };
@@ -120,7 +119,7 @@ impl<H: SplitOperations, D: SplitOperations> ProgramDevice for Placed<H, D> {
     ) -> Result<(), BackendError> {
         let places = Places {
             placement: &self.placement,
-            weights: &self.weights,
+            weights: prepared.weights(),
             slots: prepared.slots(),
         };
         let of_route = |goes_to_device| {
@@ -213,7 +212,6 @@ impl<H: SplitOperations, D: SplitOperations> WeightStore for Placed<H, D> {
 
     fn store_matrix(&mut self, data: &MatrixData<'_>) -> Result<(), BackendError> {
         let usages = Side::ALL.map(|side| self.placement.usage_on(side, self.part, data.usage));
-        (self.weights.matrices).push(Sides(usages.map(|usage| usage.is_some())));
         let [host, device] = usages.map(|usage| usage.map(|usage| MatrixData { usage, ..*data }));
         self.host.store_matrix(host.as_ref())?;
         self.device.store_matrix(device.as_ref())
@@ -225,7 +223,6 @@ impl<H: SplitOperations, D: SplitOperations> WeightStore for Placed<H, D> {
 
     fn store_vector(&mut self, values: &[f32]) -> Result<(), BackendError> {
         let sides = self.placement.sides(self.part);
-        self.weights.vectors.push(sides);
         (self.host).store_vector(sides.has(Side::Host).then_some(values))?;
         (self.device).store_vector(sides.has(Side::Device).then_some(values))
     }

@@ -13,7 +13,6 @@ use crate::{
     programs::Programs,
     results::Results,
     router::{Mode, Pass},
-    schedule::WeightSides,
 };
 
 /// A device made of two: parts of a network on `H`, the host, and the rest on `D`, the device.
@@ -25,7 +24,6 @@ pub struct Placed<H: SplitOperations, D: SplitOperations> {
     thresholds: StepThresholds,
     /// The part of the next weights.
     pub(crate) part: NetworkPart,
-    pub(crate) weights: WeightSides,
     /// `None` until memory is allocated.
     pub(crate) programs: Option<Arc<Programs>>,
     /// Whether the device computes the parts that both sides have in the current step.
@@ -53,7 +51,6 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
             thresholds: StepThresholds::of_all(placement.min_device_tokens()),
             placement,
             part: NetworkPart::Common,
-            weights: WeightSides::default(),
             programs: None,
             goes_to_device: false,
             overlap: Overlap::default(),

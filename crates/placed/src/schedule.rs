@@ -7,7 +7,8 @@
 use tokenmill_backend::{
     Attention, BackendError, DeltaNet, NetworkPart, ShortConv, Side, SsmScan,
     program::{
-        Beside, Op, OperandRole, RowCount, Slot, StoredHeads, Value, ValueInfo, VariantProgram, WeightId,
+        Beside, MatrixInfo, Op, OperandRole, RowCount, Slot, StoredHeads, Value, ValueInfo, VariantProgram,
+        WeightId, Weights,
     },
 };
 
@@ -34,31 +35,25 @@ pub(crate) enum Action {
 #[derive(Clone, Copy)]
 pub(crate) struct Places<'a> {
     pub(crate) placement: &'a Placement,
-    pub(crate) weights: &'a WeightSides,
+    pub(crate) weights: &'a Weights,
     pub(crate) slots: &'a [Slot],
 }
 
-/// The sides that have each weight.
-#[derive(Default)]
-pub(crate) struct WeightSides {
-    pub(crate) matrices: Vec<Sides>,
-    pub(crate) vectors: Vec<Sides>,
-}
-
-impl WeightSides {
-    fn of(&self, id: WeightId) -> Sides {
-        match id {
-            WeightId::Matrix(id) => self.matrices[id.0 as usize],
-            WeightId::Vector(id) => self.vectors[id.0 as usize],
-        }
-    }
-
-    fn has_all(&self, op: &Op, side: Side) -> bool {
-        op.weights().into_iter().all(|id| self.of(id).has(side))
-    }
-}
-
 impl Places<'_> {
+    /// Returns whether a side has all weights of an operation.
+    fn has_all(&self, op: &Op, side: Side) -> bool {
+        op.weights().into_iter().all(|id| match id {
+            WeightId::Matrix(id) => {
+                let MatrixInfo { part, usage, .. } = *self.weights.matrix(id).expect(DECLARED);
+                self.placement.usage_on(side, part, usage).is_some()
+            }
+            WeightId::Vector(id) => {
+                let part = self.weights.vector(id).expect(DECLARED).part;
+                self.placement.sides(part).has(side)
+            }
+        })
+    }
+
     /// Returns the sides that have a slot.
     pub(crate) fn of_slot(&self, slot: &Slot) -> Sides {
         self.placement.sides(match slot {
@@ -211,7 +206,7 @@ impl Placing<'_> {
             } => self.own_layer(NetworkPart::State, state_idx),
             Op::Sample { .. } => Side::Device,
             op => {
-                let has_all = |side| self.places.weights.has_all(op, side);
+                let has_all = |side| self.places.has_all(op, side);
                 if has_all(self.now) || !has_all(self.now.other()) {
                     self.now
                 } else {
@@ -232,7 +227,7 @@ impl Placing<'_> {
     /// Appends copies of the operands that the side of an operation lacks, and the operation.
     fn run(&mut self, op: Op) -> Result<(), BackendError> {
         let (op, side) = self.on_side(op);
-        if !self.places.weights.has_all(&op, side) {
+        if !self.places.has_all(&op, side) {
             return Err(unsupported(
                 "an operation whose weights and keys are apart; place the layers that share them on one side",
             ));
@@ -280,6 +275,8 @@ impl Placing<'_> {
         if is_there { Ok(slot) } else { Err(absent()) }
     }
 }
+
+const DECLARED: &str = "a verified program names declared weights";
 
 /// Returns the simple operations of a fused one, which work in the memory of its operands.
 fn simple(fused: &Op) -> Vec<Op> {

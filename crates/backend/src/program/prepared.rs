@@ -1,15 +1,19 @@
 //! [`Prepared`]: a network's programs for all variants of a step, with their memory.
 
+use std::sync::Arc;
+
 use crate::{Backend, BackendError, ExecutorLimits, StepShape};
 
 use super::{
-    Op, Program, Slot, Slots, Stamped, StepVariant, Value, ValueInfo, run::Run, slots::Beside, tables::Tables,
+    Op, Program, Slot, Slots, Stamped, StepVariant, Value, ValueInfo, Weights, run::Run, slots::Beside,
+    tables::Tables,
 };
 
 /// The programs of a network, ready to run.
 #[derive(Clone, Debug)]
 pub struct Prepared {
     variants: Vec<VariantProgram>,
+    weights: Arc<Weights>,
     slots: Vec<Slot>,
     /// Two slots that stand for logits and output rows in a step that has none.
     pub(super) spare: [usize; 2],
@@ -98,10 +102,16 @@ impl Prepared {
         Self {
             spare: [spare(), spare()],
             variants: Vec::from(variants),
+            weights: Arc::clone(&program.weights),
             slots,
             n_vocab,
             n_embd,
         }
+    }
+
+    /// Returns the weights that the programs name.
+    pub fn weights(&self) -> &Weights {
+        &self.weights
     }
 
     /// Returns the memory that the programs work in.

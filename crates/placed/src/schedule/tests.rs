@@ -33,22 +33,29 @@ fn limits() -> ExecutorLimits {
     }
 }
 
-/// A program over square matrices, of which one has all experts, one vector, and two layers of keys and values.
+/// A program over two layers of keys and values, and over matrices: a table, a mixer's for each of two layers, a router's, and
+/// that of experts. Its vector is of the feed-forward network.
 fn program() -> Program {
     let mut weights = Weights::default();
-    for n_rows in [WIDTH, WIDTH, N_EXPERTS, WIDTH * N_EXPERTS] {
+    for (part, n_rows) in [
+        (NetworkPart::Input, WIDTH),
+        (NetworkPart::Mixer(0), WIDTH),
+        (NetworkPart::Ffn(0), N_EXPERTS),
+        (NetworkPart::Experts(0), WIDTH * N_EXPERTS),
+        (NetworkPart::Mixer(1), WIDTH),
+    ] {
         weights.add_matrix(MatrixInfo {
             name: String::new(),
             n_out: n_rows,
             n_in: WIDTH,
-            part: NetworkPart::Common,
+            part,
             usage: MatrixUsage::Linear,
         });
     }
     weights.add_vector(VectorInfo {
         name: String::new(),
         len: WIDTH,
-        part: NetworkPart::Common,
+        part: NetworkPart::Ffn(0),
     });
     let kv_layer = KvLayerShape {
         n_kv_heads: 1,
@@ -80,7 +87,6 @@ fn schedule_of(
     mut program: Program,
     rows: Value,
     layers: Vec<LayerPlacement>,
-    sides: [&[Side]; 2],
 ) -> Result<Schedule, BackendError> {
     program.enter(NetworkPart::Output);
     program.push_last(Op::Sample {
@@ -103,10 +109,9 @@ fn schedule_of(
         reads_hidden: false,
     };
     let prepared = Prepared::new(&program, &limits(), [WIDTH, WIDTH], Fusion::All);
-    let [matrices, vectors] = sides.map(|sides| sides.iter().map(|&side| Sides::one(side)).collect());
     let places = Places {
         placement: &Placement::new(&network, layers),
-        weights: &WeightSides { matrices, vectors },
+        weights: prepared.weights(),
         slots: prepared.slots(),
     };
     let variant = StepVariant {
@@ -132,19 +137,14 @@ fn words(schedule: &[Action]) -> Vec<String> {
 }
 
 /// Returns the schedule of a network of one layer, in words.
-fn schedule(
-    program: Program,
-    rows: Value,
-    layer: LayerPlacement,
-    sides: [&[Side]; 2],
-) -> Result<Vec<String>, BackendError> {
-    schedule_of(program, rows, vec![layer], sides).map(|schedule| words(&schedule))
+fn schedule(program: Program, rows: Value, layer: LayerPlacement) -> Result<Vec<String>, BackendError> {
+    schedule_of(program, rows, vec![layer]).map(|schedule| words(&schedule))
 }
 
 #[test]
 fn a_sum_and_its_norm_are_divided_at_a_border_and_the_sum_crosses_once() {
     use Side::{Device, Host};
-    let sum_of = |norm_side, linear_side| {
+    let sum_of = |ffn| {
         let mut program = program();
         let x = embed(&mut program);
         program.enter(NetworkPart::Mixer(0));
@@ -187,15 +187,10 @@ fn a_sum_and_its_norm_are_divided_at_a_border_and_the_sum_crosses_once() {
         });
         let layer = LayerPlacement {
             mixer: Host,
-            ffn: linear_side,
-            experts: linear_side,
+            ffn,
+            experts: ffn,
         };
-        schedule(
-            program,
-            rows,
-            layer,
-            [&[Host, Host, linear_side, Host], &[norm_side]],
-        )
+        schedule(program, rows, layer)
     };
     let expected = [
         "Host: Embed",
@@ -208,8 +203,8 @@ fn a_sum_and_its_norm_are_divided_at_a_border_and_the_sum_crosses_once() {
         "Device: Join",
         "Device: Sample",
     ];
-    assert_eq!(sum_of(Device, Device).unwrap(), expected);
-    let together = sum_of(Host, Host).unwrap();
+    assert_eq!(sum_of(Device).unwrap(), expected);
+    let together = sum_of(Host).unwrap();
     assert_eq!(together[1..3], ["Host: Linear", "Host: AddNorm"]);
     assert_eq!(
         together[together.len() - 2..],
@@ -261,8 +256,7 @@ fn the_device_begins_a_shared_network_before_the_experts_of_the_host() {
             carried: CarriedValue::Whole(carried),
             y,
         });
-        let matrices = [layer.mixer, layer.ffn, layer.ffn, layer.experts];
-        schedule(program, rows, layer, [&matrices, &[]]).unwrap()
+        schedule(program, rows, layer).unwrap()
     };
     let host_experts = LayerPlacement {
         experts: Host,
@@ -311,13 +305,11 @@ fn an_operation_whose_weights_are_apart_is_refused() {
         ..linear(1, WIDTH)
     };
     let rows = program.push(|y| Op::Linear { linear, x, y });
-    let matrices = [Side::Host; 4];
-    let placed = schedule(
-        program,
-        rows,
-        LayerPlacement::whole(Side::Host),
-        [&matrices, &[Side::Device]],
-    );
+    let layer = LayerPlacement {
+        mixer: Side::Host,
+        ..LayerPlacement::whole(Side::Device)
+    };
+    let placed = schedule(program, rows, layer);
     assert!(
         matches!(placed, Err(BackendError::Unsupported { .. })),
         "{placed:?}"
@@ -331,7 +323,7 @@ fn rotation_with_attention_is_whole_and_names_the_layers_of_its_side() {
     let mut x = embed(&mut program);
     for layer_idx in 0..2 {
         program.enter(NetworkPart::Mixer(layer_idx));
-        let linear = linear(layer_idx as u32, WIDTH);
+        let linear = linear([1, 4][layer_idx], WIDTH);
         let [q, k, v] = [(); 3].map(|()| program.push(|y| Op::Linear { linear, x, y }));
         program.push_last(Op::StoreKv { layer_idx, k, v });
         let attention = Attention {
@@ -348,13 +340,7 @@ fn rotation_with_attention_is_whole_and_names_the_layers_of_its_side() {
         x = program.push(|y| Op::Attention { attention, q, y });
     }
     let layers = [Host, Device].map(LayerPlacement::whole);
-    let schedule = schedule_of(
-        program,
-        x,
-        layers.to_vec(),
-        [&[Host, Device, Host, Host], &[Host]],
-    )
-    .unwrap();
+    let schedule = schedule_of(program, x, layers.to_vec()).unwrap();
     let expected = [
         "Host: Embed",
         "Host: LinearGroup",
