@@ -41,31 +41,21 @@ impl<'a> Measure<'a> {
         self.n_bytes
     }
 
-    /// Adds the memory that programs work in.
-    pub fn add_slots(&mut self, slots: &[Slot]) {
+    /// Adds the memory that programs work in: the slots that the side uses.
+    pub fn add_slots<'s>(&mut self, slots: impl IntoIterator<Item = &'s Slot>) {
         for slot in slots {
-            match *slot {
-                Slot::Floats {
-                    max_rows,
-                    width,
-                    part,
-                } => {
-                    self.part = part;
-                    self.add(Allocation::Buffer { max_rows, width });
-                }
+            self.add(match *slot {
+                Slot::Floats { max_rows, width } => Allocation::Buffer { max_rows, width },
                 Slot::Routes {
                     max_rows,
                     n_experts,
                     n_used,
-                } => {
-                    self.part = NetworkPart::Common;
-                    self.add(Allocation::Routes {
-                        max_rows,
-                        n_experts,
-                        n_used,
-                    });
-                }
-            }
+                } => Allocation::Routes {
+                    max_rows,
+                    n_experts,
+                    n_used,
+                },
+            });
         }
     }
 

@@ -4,7 +4,7 @@
 
 use tokenmill_gguf::TensorType;
 
-use crate::{Allocation, Backend, NetworkPart, Side};
+use crate::{Allocation, Backend, BackendError, NetworkPart, Side, program::Prepared};
 
 /// Reports the memory of a load. Object-safe; every [`Backend`] implements it, with everything on [`Side::Device`].
 pub trait Weigh {
@@ -22,6 +22,12 @@ pub trait Weigh {
 
     /// Returns the memory of an allocation for a part on one side.
     fn bytes_at(&self, side: Side, part: NetworkPart, allocation: &Allocation<'_>) -> usize;
+
+    /// Returns whether a side uses each slot of a network's programs.
+    ///
+    /// # Errors
+    /// [`BackendError::Unsupported`] if two backends cannot divide the network.
+    fn slots_used(&self, side: Side, prepared: &Prepared) -> Result<Vec<bool>, BackendError>;
 }
 
 impl<B: Backend> Weigh for B {
@@ -46,5 +52,9 @@ impl<B: Backend> Weigh for B {
             Side::Device => self.bytes_of(allocation),
             Side::Host => 0,
         }
+    }
+
+    fn slots_used(&self, side: Side, prepared: &Prepared) -> Result<Vec<bool>, BackendError> {
+        Ok(vec![side == Side::Device; prepared.slots().len()])
     }
 }

@@ -7,7 +7,7 @@ use std::cell::OnceCell;
 use tokenmill_backend::{
     Allocation, ExecutorLimits, KvLayout, KvType, Measure, MemoryPlan, NetworkPart, PAGE_TOKENS, PageGroup,
     Side, StateLayout, Weigh, WindowGroup,
-    program::{Fusion, Prepared, Slot},
+    program::{Fusion, Prepared},
 };
 
 use crate::{Descriptor, LoadError, WeightSource, network::Network, nextn::SharedWeights};
@@ -90,7 +90,7 @@ pub(crate) fn prepare(
     Prepared::new(&program, limits, sizes, fusion)
 }
 
-/// Plans a load by a dry run, so errors in the weights are found before anything is uploaded.
+/// Plans a load by a dry run, so errors in the weights, and a split that cannot be, are found before anything is uploaded.
 pub(crate) fn plan(
     descriptor: &Descriptor,
     source: &dyn WeightSource,
@@ -111,7 +111,7 @@ pub(crate) fn plan_sharing(
     descriptor.validate()?;
     let limits = limits(descriptor, options)?;
     // Both sides have the same program.
-    let slots = OnceCell::new();
+    let prepared = OnceCell::new();
     let on_host = if backend.is_split() {
         Some(Box::new(plan_of_side(
             descriptor,
@@ -119,7 +119,7 @@ pub(crate) fn plan_sharing(
             backend,
             options,
             &limits,
-            (Side::Host, shared, &slots),
+            (Side::Host, shared, &prepared),
         )?))
     } else {
         None
@@ -132,7 +132,7 @@ pub(crate) fn plan_sharing(
             backend,
             options,
             &limits,
-            (Side::Device, shared, &slots),
+            (Side::Device, shared, &prepared),
         )?
     })
 }
@@ -143,7 +143,7 @@ fn plan_of_side(
     backend: &dyn Weigh,
     options: &ModelOptions,
     limits: &ExecutorLimits,
-    (side, shared, slots): (Side, Option<SharedWeights>, &OnceCell<Vec<Slot>>),
+    (side, shared, prepared): (Side, Option<SharedWeights>, &OnceCell<Prepared>),
 ) -> Result<MemoryPlan, LoadError> {
     let mut weights = Measure::new(backend, side);
     let network = Network::load(
@@ -155,11 +155,10 @@ fn plan_of_side(
         &mut |_| {},
     )?;
     let mut activations = Measure::new(backend, side);
-    let slots = slots.get_or_init(|| {
-        let prepared = prepare(descriptor, &network, limits, options.fusion);
-        prepared.slots().to_vec()
-    });
-    activations.add_slots(slots);
+    let prepared = prepared.get_or_init(|| prepare(descriptor, &network, limits, options.fusion));
+    let used = backend.slots_used(side, prepared)?;
+    let slots = prepared.slots().iter().zip(used);
+    activations.add_slots(slots.filter_map(|(slot, is_used)| is_used.then_some(slot)));
     let mut group_bytes = [0usize; PageGroup::ALL.len()];
     let kv = kv_layout(descriptor, limits, options);
     for (kv_idx, (&layer, &group)) in kv.layers.iter().zip(&kv.groups).enumerate() {

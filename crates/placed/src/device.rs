@@ -8,14 +8,14 @@ use tokenmill_backend::{
     AdapterError, AdapterId, Allocation, BackendError, ExecutorLimits, ForwardBatch, KvLayout, MatrixData,
     MemoryPlan, NetworkPart, NetworkShape, PageCopy, PageGroup, SequenceMemory, Side, SplitOperations,
     StateLayout, StepOutput, StepTrace, Weigh,
-    program::{AdapterStore, ChangeData, HostRows, MatrixId, Op, Prepared, ProgramDevice, WeightStore},
+    program::{AdapterStore, ChangeData, HostRows, MatrixId, Prepared, ProgramDevice, WeightStore},
 };
 use tokenmill_gguf::TensorType;
 
 use crate::{
     Placed,
-    programs::Programs,
-    schedule::{Places, SPLIT_NETWORK, unsupported},
+    programs::{Programs, Schedules},
+    schedule::{SPLIT_NETWORK, unsupported},
 };
 
 impl<H: SplitOperations, D: SplitOperations> From<Placed<H, D>> for Box<dyn ProgramDevice> {
@@ -62,6 +62,10 @@ impl<H: SplitOperations, D: SplitOperations> Weigh for Placed<H, D> {
             Side::Host => self.host.backend.bytes_of(&own),
             Side::Device => self.device.backend.bytes_of(&own),
         }
+    }
+
+    fn slots_used(&self, side: Side, prepared: &Prepared) -> Result<Vec<bool>, BackendError> {
+        Ok(Schedules::new(prepared, &self.placement)?.slots_used(side))
     }
 }
 
@@ -117,18 +121,7 @@ impl<H: SplitOperations, D: SplitOperations> ProgramDevice for Placed<H, D> {
         kv: &KvLayout,
         states: Option<&StateLayout>,
     ) -> Result<(), BackendError> {
-        let places = Places {
-            placement: &self.placement,
-            weights: prepared.weights(),
-            slots: prepared.slots(),
-        };
-        let of_route = |goes_to_device| {
-            let variants = prepared.variants().iter();
-            let schedules = variants.map(|program| places.schedule(program, goes_to_device));
-            schedules.collect::<Result<Vec<_>, _>>()
-        };
-        let schedules = [of_route(false)?, of_route(true)?];
-
+        let programs = Programs::new(prepared, &self.placement)?;
         let [host, device] = Side::ALL.map(|side| self.placement.kv_layout_of(side, kv));
         self.groups = [host.groups.clone(), device.groups.clone()];
         self.host.backend.alloc_kv(&host)?;
@@ -142,18 +135,9 @@ impl<H: SplitOperations, D: SplitOperations> ProgramDevice for Placed<H, D> {
                 self.device.backend.alloc_states(&device)?;
             }
         }
-        let slots_on =
-            |side| (prepared.slots().iter()).map(move |slot| places.of_slot(slot).has(side).then_some(slot));
-        self.host.alloc(slots_on(Side::Host))?;
-        self.device.alloc(slots_on(Side::Device))?;
-        self.programs = Some(Arc::new(Programs {
-            prepared,
-            schedules,
-            of_empty_step: Op::Sample {
-                logits: None,
-                rows: None,
-            },
-        }));
+        self.host.alloc(programs.slots_on(Side::Host))?;
+        self.device.alloc(programs.slots_on(Side::Device))?;
+        self.programs = Some(Arc::new(programs));
         Ok(())
     }
 

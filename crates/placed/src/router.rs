@@ -3,10 +3,7 @@
 //! In decode steps the device's operations between two borders, a segment, are recorded in a second pass that runs nothing, and
 //! replayed when a step with the same shape comes again. Invariant: all passes of a shape have the same borders.
 
-use tokenmill_backend::{
-    BackendError, Side, SplitOperations,
-    program::{Op, StepVariant},
-};
+use tokenmill_backend::{BackendError, Side, SplitOperations, program::Op};
 
 use crate::{Placed, programs::Programs, schedule::Action};
 
@@ -51,8 +48,7 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
             self.run_on(Side::Device, programs, &programs.of_empty_step)?;
             return self.leave_device();
         }
-        let of_route = &programs.schedules[usize::from(self.goes_to_device)];
-        for action in &of_route[StepVariant::of(&shape).index()] {
+        for action in programs.schedules.of(self.goes_to_device, &shape) {
             match action {
                 Action::Copy {
                     slot,

@@ -7,8 +7,8 @@
 use tokenmill_backend::{
     Attention, BackendError, DeltaNet, NetworkPart, ShortConv, Side, SsmScan,
     program::{
-        Beside, MatrixInfo, Op, OperandRole, RowCount, Slot, StoredHeads, Value, ValueInfo, VariantProgram,
-        WeightId, Weights,
+        Beside, MatrixInfo, Op, OperandRole, Prepared, RowCount, StoredHeads, Value, ValueInfo,
+        VariantProgram, WeightId, Weights,
     },
 };
 
@@ -31,15 +31,61 @@ pub(crate) enum Action {
     Run { op: Op, side: Side },
 }
 
-/// The sides of everything that a program names.
-#[derive(Clone, Copy)]
-pub(crate) struct Places<'a> {
-    pub(crate) placement: &'a Placement,
-    pub(crate) weights: &'a Weights,
-    pub(crate) slots: &'a [Slot],
+/// Places the operations of a variant's program. `goes_to_device` says whether the device computes the parts that both sides have.
+///
+/// # Errors
+/// [`BackendError::Unsupported`] if an operation has its weights, its store or its routes on different sides.
+pub(crate) fn schedule(
+    prepared: &Prepared,
+    program: &VariantProgram,
+    placement: &Placement,
+    goes_to_device: bool,
+) -> Result<Schedule, BackendError> {
+    let mut pass = Placing {
+        placement,
+        weights: prepared.weights(),
+        program,
+        goes_to_device,
+        part: NetworkPart::Input,
+        now: placement.side(NetworkPart::Input, true, Side::Device),
+        written: vec![Sides::NONE; prepared.slots().len()],
+        actions: Schedule::new(),
+    };
+    let mut op_idx = 0;
+    while op_idx < program.ops().len() {
+        pass.place(op_idx)?;
+        op_idx += 1;
+        if let Some(beside) = program.beside(op_idx - 1)
+            && pass.begins_shared(beside)?
+        {
+            (beside.shared.clone().chain(beside.experts.clone()))
+                .try_for_each(|op_idx| pass.place(op_idx))?;
+            op_idx = beside.shared.end;
+        }
+    }
+    Ok(pass.actions)
 }
 
-impl Places<'_> {
+/// The state of the pass.
+struct Placing<'a> {
+    placement: &'a Placement,
+    weights: &'a Weights,
+    program: &'a VariantProgram,
+    goes_to_device: bool,
+    /// The current part of the network.
+    part: NetworkPart,
+    /// The side of the current part.
+    now: Side,
+    /// The sides that have the present values of each slot.
+    written: Vec<Sides>,
+    actions: Schedule,
+}
+
+impl Placing<'_> {
+    fn side_of(&self, part: NetworkPart) -> Side {
+        self.placement.side(part, self.goes_to_device, self.now)
+    }
+
     /// Returns whether a side has all weights of an operation.
     fn has_all(&self, op: &Op, side: Side) -> bool {
         op.weights().into_iter().all(|id| match id {
@@ -54,68 +100,11 @@ impl Places<'_> {
         })
     }
 
-    /// Returns the sides that have a slot.
-    pub(crate) fn of_slot(&self, slot: &Slot) -> Sides {
-        self.placement.sides(match slot {
-            Slot::Floats { part, .. } => *part,
-            Slot::Routes { .. } => NetworkPart::Common,
-        })
-    }
-
-    /// Places the operations of a program. `goes_to_device` says whether the device computes the parts that both sides have.
-    ///
-    /// # Errors
-    /// [`BackendError::Unsupported`] if an operation has its weights, its store or its rows on different sides.
-    pub(crate) fn schedule(
-        &self,
-        program: &VariantProgram,
-        goes_to_device: bool,
-    ) -> Result<Schedule, BackendError> {
-        let mut pass = Placing {
-            places: self,
-            program,
-            goes_to_device,
-            now: self.placement.side(NetworkPart::Input, true, Side::Device),
-            written: vec![Sides::NONE; self.slots.len()],
-            actions: Schedule::new(),
-        };
-        let mut op_idx = 0;
-        while op_idx < program.ops().len() {
-            pass.place(op_idx)?;
-            op_idx += 1;
-            if let Some(beside) = program.beside(op_idx - 1)
-                && pass.begins_shared(beside)?
-            {
-                (beside.shared.clone().chain(beside.experts.clone()))
-                    .try_for_each(|op_idx| pass.place(op_idx))?;
-                op_idx = beside.shared.end;
-            }
-        }
-        Ok(pass.actions)
-    }
-}
-
-/// The state of the pass.
-struct Placing<'a> {
-    places: &'a Places<'a>,
-    program: &'a VariantProgram,
-    goes_to_device: bool,
-    /// The side of the current part.
-    now: Side,
-    /// The sides that have the present values of each slot.
-    written: Vec<Sides>,
-    actions: Schedule,
-}
-
-impl Placing<'_> {
-    fn side_of(&self, part: NetworkPart) -> Side {
-        (self.places.placement).side(part, self.goes_to_device, self.now)
-    }
-
     /// Places the operation at an index.
     fn place(&mut self, op_idx: usize) -> Result<(), BackendError> {
         let stamped = &self.program.ops()[op_idx];
-        self.now = self.side_of(stamped.part);
+        self.part = stamped.part;
+        self.now = self.side_of(self.part);
         self.place_op(&stamped.op)
     }
 
@@ -206,7 +195,7 @@ impl Placing<'_> {
             } => self.own_layer(NetworkPart::State, state_idx),
             Op::Sample { .. } => Side::Device,
             op => {
-                let has_all = |side| self.places.has_all(op, side);
+                let has_all = |side| self.has_all(op, side);
                 if has_all(self.now) || !has_all(self.now.other()) {
                     self.now
                 } else {
@@ -220,14 +209,14 @@ impl Placing<'_> {
     /// Returns the side of a layer of a store, and replaces the layer's index by the one there.
     fn own_layer(&self, part: fn(usize) -> NetworkPart, idx: &mut usize) -> Side {
         let side = self.side_of(part(*idx));
-        *idx = (self.places.placement).stored_on(side, part, *idx).len();
+        *idx = self.placement.stored_on(side, part, *idx).len();
         side
     }
 
     /// Appends copies of the operands that the side of an operation lacks, and the operation.
     fn run(&mut self, op: Op) -> Result<(), BackendError> {
         let (op, side) = self.on_side(op);
-        if !self.places.has_all(&op, side) {
+        if !self.has_all(&op, side) {
             return Err(unsupported(
                 "an operation whose weights and keys are apart; place the layers that share them on one side",
             ));
@@ -240,7 +229,7 @@ impl Placing<'_> {
         }
         for (value, role) in operands {
             if matches!(role, OperandRole::Result | OperandRole::Scratch) {
-                let slot = self.slot_on(value, side)?;
+                let slot = self.program.slot(value);
                 self.written[slot] = Sides::one(side);
             }
         }
@@ -250,13 +239,13 @@ impl Placing<'_> {
 
     /// Copies a value to a side if it is missing there.
     fn bring(&mut self, value: Value, side: Side) -> Result<(), BackendError> {
-        let slot = self.slot_on(value, side)?;
+        let slot = self.program.slot(value);
         let written = self.written[slot];
         if written.has(side) || written == Sides::NONE {
             return Ok(());
         }
         let ValueInfo::Floats { rows, width } = *self.program.value(value) else {
-            return Err(absent());
+            return Err(unsupported("routes of experts on the other side"));
         };
         self.written[slot] = Sides::BOTH;
         self.actions.push(Action::Copy {
@@ -267,13 +256,6 @@ impl Placing<'_> {
         });
         Ok(())
     }
-
-    /// Returns the slot of a value that an operation on a side has.
-    fn slot_on(&self, value: Value, side: Side) -> Result<usize, BackendError> {
-        let slot = self.program.slot(value);
-        let is_there = self.places.of_slot(&self.places.slots[slot]).has(side);
-        if is_there { Ok(slot) } else { Err(absent()) }
-    }
 }
 
 const DECLARED: &str = "a verified program names declared weights";
@@ -281,11 +263,6 @@ const DECLARED: &str = "a verified program names declared weights";
 /// Returns the simple operations of a fused one, which work in the memory of its operands.
 fn simple(fused: &Op) -> Vec<Op> {
     fused.expand(&mut |value| value).unwrap_or_default()
-}
-
-/// Returns the error of a network that uses rows on a side that has no memory for them.
-fn absent() -> BackendError {
-    unsupported("an operation on a side that has no buffer for it")
 }
 
 pub(crate) fn unsupported(feature: &str) -> BackendError {

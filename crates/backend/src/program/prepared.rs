@@ -15,8 +15,7 @@ pub struct Prepared {
     variants: Vec<VariantProgram>,
     weights: Arc<Weights>,
     slots: Vec<Slot>,
-    /// Two slots that stand for logits and output rows in a step that has none.
-    pub(super) spare: [usize; 2],
+    spare: [usize; 2],
     pub(super) n_vocab: usize,
     pub(super) n_embd: usize,
 }
@@ -94,13 +93,8 @@ impl Prepared {
             }
         });
         let slots = slots.slots().to_vec();
-        let mut of_floats = slots
-            .iter()
-            .enumerate()
-            .filter(|(_, slot)| matches!(slot, Slot::Floats { .. }));
-        let mut spare = || of_floats.next().map_or(0, |(idx, _)| idx);
         Self {
-            spare: [spare(), spare()],
+            spare: spare_of(&variants, &slots),
             variants: Vec::from(variants),
             weights: Arc::clone(&program.weights),
             slots,
@@ -112,6 +106,11 @@ impl Prepared {
     /// Returns the weights that the programs name.
     pub fn weights(&self) -> &Weights {
         &self.weights
+    }
+
+    /// Returns the two slots that stand for output rows and logits in a step without them.
+    pub fn spare(&self) -> [usize; 2] {
+        self.spare
     }
 
     /// Returns the memory that the programs work in.
@@ -161,6 +160,25 @@ impl Prepared {
         let buffer = tables.buffers[program.slot(value)].as_ref()?;
         Some((buffer, program.values[value.index()].width()))
     }
+}
+
+/// Returns the slots of output rows and logits in steps that have them, and others where no step has both.
+fn spare_of(variants: &[VariantProgram], slots: &[Slot]) -> [usize; 2] {
+    let sampled = |program: &VariantProgram| match program.ops.last()?.op {
+        Op::Sample { logits, rows } => {
+            Some([rows, logits].map(|value| value.map(|value| program.slot(value))))
+        }
+        _ => None,
+    };
+    let of_steps: Vec<_> = variants.iter().filter_map(sampled).collect();
+    let floats = (slots.iter().enumerate())
+        .filter(|(_, slot)| matches!(slot, Slot::Floats { .. }))
+        .map(|(idx, _)| idx);
+    let of_rows = of_steps.iter().filter_map(|[rows, _]| *rows);
+    let rows = of_rows.chain(floats.clone()).next().unwrap_or(0);
+    let of_logits = of_steps.iter().filter_map(|[_, logits]| *logits);
+    let logits = of_logits.chain(floats).find(|&slot| slot != rows);
+    [rows, logits.unwrap_or(rows)]
 }
 
 fn check(program: &Program, state: &str) {

@@ -237,17 +237,14 @@ impl<B: Backend> Run<'_, B> {
     }
 
     pub(super) fn sample(&mut self, logits: Option<Value>, rows: Option<Value>) -> Done {
-        let Prepared {
-            spare,
-            n_vocab,
-            n_embd,
-            ..
-        } = *self.prepared;
+        let Prepared { n_vocab, n_embd, .. } = *self.prepared;
+        let spare = self.prepared.spare();
         let slot_of = |value: Option<Value>| value.map(|value| self.program.slot(value));
         let width = rows.map_or(n_embd, |value| self.width(value));
-        let rows = slot_of(rows).unwrap_or(spare[0]);
-        let other = if spare[0] == rows { spare[1] } else { spare[0] };
-        let logits = slot_of(logits).unwrap_or(other);
+        let other_than = |slot: Option<usize>| spare[usize::from(slot == Some(spare[0]))];
+        let (rows, logits) = (slot_of(rows), slot_of(logits));
+        let rows = rows.unwrap_or_else(|| other_than(logits));
+        let logits = logits.unwrap_or_else(|| other_than(Some(rows)));
         let mut buffer = self.tables.buffers[logits]
             .take()
             .expect("logits have memory of their own");

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use crate::{ExecutorLimits, NetworkPart};
 
-use super::{Op, OperandRole, Program, RowKind, Stamped, Value, ValueInfo};
+use super::{Op, OperandRole, Program, Stamped, Value, ValueInfo};
 
 /// Memory that values share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,8 +18,6 @@ pub enum Slot {
         max_rows: usize,
         /// Number of values per row.
         width: usize,
-        /// The part of the network that uses it: [`NetworkPart::Output`], or [`NetworkPart::Common`].
-        part: NetworkPart,
     },
     /// Routes of experts.
     Routes {
@@ -57,7 +55,6 @@ impl Slots {
         }
         let mut slot_of: Vec<Option<u32>> = vec![None; program.values.len()];
         let mut holders: Vec<Option<Value>> = vec![None; self.slots.len()];
-        let in_output = program.values_of_output();
         for (op_idx, Stamped { op, .. }) in program.ops.iter().enumerate() {
             let operands = op.operands();
             let taken: Vec<(Value, OperandRole)> = (operands.iter())
@@ -76,12 +73,7 @@ impl Slots {
                 let slot = if let Some((source, _)) = source {
                     slot_of[source.index()].expect("an operand has a slot") as usize
                 } else {
-                    let part = if in_output[value.index()] {
-                        NetworkPart::Output
-                    } else {
-                        NetworkPart::Common
-                    };
-                    let wanted = slot_for(program.values[value.index()], limits, part);
+                    let wanted = slot_for(program.values[value.index()], limits);
                     let is_free =
                         |(slot, holder): (&Slot, &Option<Value>)| holder.is_none() && *slot == wanted;
                     (self.slots.iter().zip(&holders))
@@ -107,12 +99,11 @@ impl Slots {
     }
 }
 
-fn slot_for(info: ValueInfo, limits: &ExecutorLimits, part: NetworkPart) -> Slot {
+fn slot_for(info: ValueInfo, limits: &ExecutorLimits) -> Slot {
     match info {
         ValueInfo::Floats { rows, width } => Slot::Floats {
             max_rows: rows.at_most(limits),
             width,
-            part,
         },
         ValueInfo::Routes {
             rows,
@@ -203,21 +194,6 @@ impl Program {
                 (last[x.index()], last[y.index()]) = (both, both);
             }
         }
-    }
-
-    /// Returns the values that only the output part of the network uses: logits and their inputs. Its other operations may
-    /// run where their weights are.
-    fn values_of_output(&self) -> Vec<bool> {
-        let is_logit_row = |info: &ValueInfo| info.rows().kind == RowKind::Logits;
-        let mut is_output: Vec<bool> = self.values.iter().map(is_logit_row).collect();
-        for Stamped { op, part } in &self.ops {
-            if *part != NetworkPart::Output {
-                for (value, _) in op.operands() {
-                    is_output[value.index()] = false;
-                }
-            }
-        }
-        is_output
     }
 
     fn has_row_long_weight(&self, op: &Op) -> bool {

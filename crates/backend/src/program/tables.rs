@@ -94,7 +94,7 @@ impl<B: Backend> Tables<B> {
         let (mut buffer, mut routes) = (None, None);
         match slot {
             None => {}
-            Some(&Slot::Floats { max_rows, width, .. }) => buffer = Some(backend.alloc(max_rows, width)?),
+            Some(&Slot::Floats { max_rows, width }) => buffer = Some(backend.alloc(max_rows, width)?),
             Some(&Slot::Routes {
                 max_rows,
                 n_experts,

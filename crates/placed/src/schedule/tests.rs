@@ -4,13 +4,13 @@ use tokenmill_backend::{
     ExecutorLimits, ExpertScore, ExpertsShape, KvLayerShape, KvStoreOfLayer, LayerShape, Linear, MatrixUsage,
     NetworkShape, Norm, NormKind, Router,
     program::{
-        CarriedValue, ExpertInputKind, Fusion, LinearId, MatrixId, MatrixInfo, Prepared, Program,
+        CarriedValue, ExpertInputKind, Fusion, LinearId, MatrixId, MatrixInfo, Prepared, Program, Slot,
         StepVariant, VectorId, VectorInfo, Wanted, Weights,
     },
 };
 
 use super::*;
-use crate::LayerPlacement;
+use crate::{LayerPlacement, programs::Programs};
 
 const WIDTH: usize = 8;
 const N_EXPERTS: usize = 4;
@@ -82,12 +82,8 @@ fn embed(program: &mut Program) -> Value {
     program.push(|y| Op::Embed { table, scale: 1.0, y })
 }
 
-/// Returns the schedule of a step that returns all rows.
-fn schedule_of(
-    mut program: Program,
-    rows: Value,
-    layers: Vec<LayerPlacement>,
-) -> Result<Schedule, BackendError> {
+/// Returns the programs of steps that return rows, and the placement of the layers.
+fn prepared(mut program: Program, rows: Value, layers: Vec<LayerPlacement>) -> (Prepared, Placement) {
     program.enter(NetworkPart::Output);
     program.push_last(Op::Sample {
         logits: None,
@@ -109,16 +105,17 @@ fn schedule_of(
         reads_hidden: false,
     };
     let prepared = Prepared::new(&program, &limits(), [WIDTH, WIDTH], Fusion::All);
-    let places = Places {
-        placement: &Placement::new(&network, layers),
-        weights: prepared.weights(),
-        slots: prepared.slots(),
-    };
+    (prepared, Placement::new(&network, layers))
+}
+
+/// Returns the schedule of a step that returns all rows.
+fn schedule_of(program: Program, rows: Value, layers: Vec<LayerPlacement>) -> Result<Schedule, BackendError> {
+    let (prepared, placement) = prepared(program, rows, layers);
     let variant = StepVariant {
         outputs: Wanted::All,
         logits: Wanted::None,
     };
-    places.schedule(&prepared.variants()[variant.index()], true)
+    super::schedule(&prepared, &prepared.variants()[variant.index()], &placement, true)
 }
 
 fn words(schedule: &[Action]) -> Vec<String> {
@@ -360,4 +357,46 @@ fn rotation_with_attention_is_whole_and_names_the_layers_of_its_side() {
     });
     // Each side stores one layer.
     assert_eq!(layers.collect::<Vec<_>>(), [[0, 0], [0, 0]]);
+}
+
+#[test]
+fn a_slot_has_memory_on_the_sides_that_use_it() {
+    use Side::{Device, Host};
+    let mut program = program();
+    let x = embed(&mut program);
+    program.enter(NetworkPart::Mixer(0));
+    let half = program.push(|y| Op::TakeColumns {
+        first: 0,
+        width: WIDTH / 2,
+        x,
+        y,
+    });
+    let x = program.push(|y| Op::Join {
+        n_parts: 1,
+        left: half,
+        right: half,
+        y,
+    });
+    program.enter(NetworkPart::Mixer(1));
+    let linear = linear(4, WIDTH);
+    let rows = program.push(|y| Op::Linear { linear, x, y });
+    let bytes = |layers: [Side; 2]| {
+        let layers = layers.map(LayerPlacement::whole);
+        let (prepared, placement) = prepared(program.clone(), rows, layers.to_vec());
+        let programs = Programs::new(prepared, &placement).unwrap();
+        Side::ALL.map(|side| {
+            let slots = programs.slots_on(side).flatten().map(|slot| match *slot {
+                Slot::Floats { max_rows, width } => 4 * max_rows * width,
+                Slot::Routes { .. } => unreachable!("there are no experts"),
+            });
+            slots.sum::<usize>()
+        })
+    };
+    let whole = 4 * limits().max_batch_tokens * WIDTH;
+    let half = whole / 2;
+    // The halves are the host's. Two slots have whole rows in turn: those that the host reads and joins, and the product.
+    assert_eq!(bytes([Host, Device]), [2 * whole + half, 2 * whole]);
+    assert_eq!(bytes([Device, Device]), [0, 2 * whole + half]);
+    // The device has the sampled rows, and another slot for logits.
+    assert_eq!(bytes([Host, Host]), [2 * whole + half, 2 * whole]);
 }

@@ -202,6 +202,10 @@ fn a_side_allocates_for_its_own_parts() {
     let [host, all_host] = [&on_device, &on_host].map(|plan| plan.on_host.as_deref().expect("two sides"));
     assert_eq!((host.kv_bytes, on_host.kv_bytes), (0, 0));
     assert_eq!(on_device.kv_bytes, all_host.kv_bytes);
+    // The device has the head in any case, and no rows of layers but those that it reads.
+    assert_eq!(host.activations_bytes, 0);
+    assert!(on_host.activations_bytes < on_device.activations_bytes);
+    assert!(all_host.activations_bytes < on_device.activations_bytes);
     let mut half = vec![LayerPlacement::whole(Side::Device); N_LAYERS];
     half[0] = LayerPlacement::whole(Side::Host);
     half[1] = half[0];

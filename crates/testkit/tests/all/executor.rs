@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use tokenmill_backend::{
-    Allocation, Backend, BatchError, Executor, ForwardBatch, NetworkPart, PageCopy, PageGroup, RowOutput,
-    SampleRow, SamplingParams, StepError, StepOutput, Ticket, TokenSource,
+    Allocation, Backend, BatchError, Executor, ForwardBatch, PageCopy, PageGroup, RowOutput, SampleRow,
+    SamplingParams, StepError, StepOutput, Ticket, TokenSource,
     program::{Fusion, Prepared, Slot},
 };
 use tokenmill_cpu_exec::CpuBackend;
@@ -197,17 +197,10 @@ fn the_plan_counts_weights_pages_and_buffers() {
     let program = model.program(&options).unwrap();
     let executor = engines::tiny(&tiny, engines::cpu(1), &options);
     let prepared = Prepared::new(&program, executor.limits(), [96, 64], Fusion::All);
-    let rows = |max_rows, width, part| Slot::Floats {
-        max_rows,
-        width,
-        part,
-    };
-    let common = |width| rows(8, width, NetworkPart::Common);
-    let of_output = |width| rows(2, width, NetworkPart::Output);
-    let expected = [64, 64, 64, 32, 32, 64, 96, 96]
-        .map(common)
-        .into_iter()
-        .chain([96, 64].map(of_output));
+    let rows = |max_rows, width| Slot::Floats { max_rows, width };
+    let of_tokens = [64, 64, 64, 32, 32, 64, 96, 96].map(|width| rows(8, width));
+    let of_logits = [96, 64].map(|width| rows(2, width));
+    let expected = of_tokens.into_iter().chain(of_logits);
     assert_eq!(prepared.slots(), expected.collect::<Vec<_>>());
     assert_eq!(
         plan.activations_bytes,

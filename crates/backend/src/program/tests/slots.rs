@@ -154,7 +154,7 @@ impl Assigned {
 
     /// Asserts that each value fits in its slot.
     fn check_sizes(&self, slots: &[Slot], name: &str) {
-        for Stamped { op, part } in &self.program.ops {
+        for Stamped { op, .. } in &self.program.ops {
             for (value, _) in op.operands() {
                 let info = self.program.values[value.index()];
                 let n_rows = info.rows().at_most(&limits());
@@ -164,15 +164,9 @@ impl Assigned {
                         Slot::Floats {
                             max_rows,
                             width: row_width,
-                            part: of,
                         },
                     ) => {
                         assert!(n_rows <= max_rows && width == row_width, "{name}: {value}");
-                        let is_known = of == NetworkPart::Common || *part == NetworkPart::Output;
-                        assert!(
-                            is_known,
-                            "{name}: {value} is used in {part:?}, and its slot in {of:?}"
-                        );
                     }
                     (
                         ValueInfo::Routes {
