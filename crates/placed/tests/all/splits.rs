@@ -3,7 +3,9 @@
 use tokenmill_backend::{Executor, KeyHeads, KvType, Side};
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_gguf::{GgufFile, TensorType};
-use tokenmill_model::{DeltaGates, DeltaNetDescriptor, Descriptor, MixerDescriptor, Model, ModelOptions};
+use tokenmill_model::{
+    DeltaGates, DeltaNetDescriptor, Descriptor, MixerDescriptor, Model, ModelOptions, build,
+};
 use tokenmill_placed::{LayerPlacement, Placed, Placement, StepThresholds};
 use tokenmill_sim_driver::{Fault, SimOptions, Simulator};
 use tokenmill_testkit::{
@@ -223,6 +225,31 @@ fn a_side_allocates_for_its_own_parts() {
     let ffn_bytes = N_LAYERS * 3 * 96 * 64 / 32 * 34;
     let moved = on_device.weights_bytes - without_ffn.weights_bytes;
     assert!(moved >= ffn_bytes, "{moved} of {ffn_bytes}");
+}
+
+#[test]
+fn a_network_that_cannot_be_split_is_refused_before_a_weight_is_uploaded() {
+    let mut descriptor = tiny_llama();
+    // The second layer reads keys of the host, and its sinks are on the device.
+    descriptor.layers[1].attention_mut().shares_kv_of = Some(0);
+    descriptor.layers[1].attention_mut().has_sinks = true;
+    let model = TinyModel::random(descriptor, TensorType::Q8_0, 5);
+    let load = |n_on_device| {
+        let placement = Placement::last_layers(&model.descriptor.shape(), n_on_device);
+        let backend = Placed::new(cpu(), cpu(), placement);
+        let mut n_uploads = 0;
+        let built = build(&model.descriptor, &model, backend, &options(), &mut |_| {
+            n_uploads += 1;
+        });
+        (built.err().map(|error| error.to_string()), n_uploads)
+    };
+    let (error, n) = load(1);
+    let error = error.expect("the layers cannot be apart");
+    assert!(error.contains("weights and keys are apart"), "{error}");
+    assert_eq!(n, 0, "{error}");
+    let (error, n) = load(2);
+    assert_eq!(error, None);
+    assert!(n > 0);
 }
 
 #[test]
