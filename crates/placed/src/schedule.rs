@@ -217,9 +217,10 @@ impl Placing<'_> {
     fn run(&mut self, op: Op) -> Result<(), BackendError> {
         let (op, side) = self.on_side(op);
         if !self.has_all(&op, side) {
-            return Err(unsupported(
-                "an operation whose weights and keys are apart; place the layers that share them on one side",
-            ));
+            return Err(unsupported(&format!(
+                "{}, where weights and keys are apart; place the layers that share them on one side",
+                place_of(self.part)
+            )));
         }
         let operands = op.operands();
         for &(value, role) in &operands {
@@ -245,7 +246,10 @@ impl Placing<'_> {
             return Ok(());
         }
         let ValueInfo::Floats { rows, width } = *self.program.value(value) else {
-            return Err(unsupported("routes of experts on the other side"));
+            return Err(unsupported(&format!(
+                "{}, where experts are selected on one side and computed on the other; place the layer's `experts` with its `ffn`",
+                place_of(self.part)
+            )));
         };
         self.written[slot] = Sides::BOTH;
         self.actions.push(Action::Copy {
@@ -262,7 +266,21 @@ const DECLARED: &str = "a verified program names declared weights";
 
 /// Returns the simple operations of a fused one, which work in the memory of its operands.
 fn simple(fused: &Op) -> Vec<Op> {
-    fused.expand(&mut |value| value).unwrap_or_default()
+    fused
+        .expand(&mut |value| value)
+        .expect("only fused operations are divided")
+}
+
+/// Returns the place of a part in the network, for errors.
+fn place_of(part: NetworkPart) -> String {
+    match part {
+        NetworkPart::Mixer(layer_idx) | NetworkPart::Ffn(layer_idx) | NetworkPart::Experts(layer_idx) => {
+            format!("layer {layer_idx}")
+        }
+        NetworkPart::Input => "the input".to_owned(),
+        NetworkPart::Output => "the output".to_owned(),
+        NetworkPart::Common | NetworkPart::Kv(_) | NetworkPart::State(_) => "the network".to_owned(),
+    }
 }
 
 pub(crate) fn unsupported(feature: &str) -> BackendError {

@@ -34,7 +34,7 @@ fn limits() -> ExecutorLimits {
 }
 
 /// A program over two layers of keys and values, and over matrices: a table, a mixer's for each of two layers, a router's, and
-/// that of experts. Its vector is of the feed-forward network.
+/// that of experts. Its vectors, for rows and for experts, are of the feed-forward network.
 fn program() -> Program {
     let mut weights = Weights::default();
     for (part, n_rows) in [
@@ -52,11 +52,13 @@ fn program() -> Program {
             usage: MatrixUsage::Linear,
         });
     }
-    weights.add_vector(VectorInfo {
-        name: String::new(),
-        len: WIDTH,
-        part: NetworkPart::Ffn(0),
-    });
+    for len in [WIDTH, N_EXPERTS] {
+        weights.add_vector(VectorInfo {
+            name: String::new(),
+            len,
+            part: NetworkPart::Ffn(0),
+        });
+    }
     let kv_layer = KvLayerShape {
         n_kv_heads: 1,
         head_dim_k: WIDTH,
@@ -73,6 +75,19 @@ fn linear(matrix: u32, n_out: usize) -> LinearId {
         n_out,
         n_in: WIDTH,
         adapter_place: None,
+    }
+}
+
+fn router() -> Router<VectorId> {
+    Router {
+        n_experts: N_EXPERTS,
+        n_used: 1,
+        score: ExpertScore::Softmax,
+        choice_bias: None,
+        groups: None,
+        is_normalized: false,
+        scale: 1.0,
+        expert_scales: None,
     }
 }
 
@@ -222,16 +237,7 @@ fn the_device_begins_a_shared_network_before_the_experts_of_the_host() {
             y,
         });
         program.enter(NetworkPart::Experts(0));
-        let router = Router {
-            n_experts: N_EXPERTS,
-            n_used: 1,
-            score: ExpertScore::Softmax,
-            choice_bias: None,
-            groups: None,
-            is_normalized: false,
-            scale: 1.0,
-            expert_scales: None,
-        };
+        let router = router();
         let routes = program.push(|y| Op::Route { router, x: logits, y });
         let choices = program.push(|y| Op::ExpertsLinear {
             experts: linear(3, WIDTH),
@@ -306,10 +312,48 @@ fn an_operation_whose_weights_are_apart_is_refused() {
         mixer: Side::Host,
         ..LayerPlacement::whole(Side::Device)
     };
-    let placed = schedule(program, rows, layer);
-    assert!(
-        matches!(placed, Err(BackendError::Unsupported { .. })),
-        "{placed:?}"
+    assert_eq!(
+        schedule(program, rows, layer).unwrap_err().to_string(),
+        "a split network does not support layer 0, where weights and keys are apart; place the layers that share them on one side"
+    );
+}
+
+#[test]
+fn routes_that_cross_are_refused_with_the_name_of_their_layer() {
+    let mut program = program();
+    let x = embed(&mut program);
+    program.enter(NetworkPart::Experts(0));
+    let logits = program.push(|y| Op::TakeColumns {
+        first: 0,
+        width: N_EXPERTS,
+        x,
+        y,
+    });
+    let mut router = router();
+    // The vector is on the host, and so is the choice; the experts are on the device.
+    router.choice_bias = Some(VectorId(1));
+    let routes = program.push(|y| Op::Route { router, x: logits, y });
+    let choices = program.push(|y| Op::ExpertsLinear {
+        experts: linear(3, WIDTH),
+        routes,
+        rows: ExpertInputKind::OfRows,
+        x,
+        y,
+    });
+    let rows = program.push(|y| Op::Combine {
+        routes,
+        x: choices,
+        carried: CarriedValue::Nothing,
+        y,
+    });
+    let layer = LayerPlacement {
+        experts: Side::Device,
+        ..LayerPlacement::whole(Side::Host)
+    };
+    assert_eq!(
+        schedule(program, rows, layer).unwrap_err().to_string(),
+        "a split network does not support layer 0, where experts are selected on one side and computed on the other; place the \
+         layer's `experts` with its `ffn`"
     );
 }
 
