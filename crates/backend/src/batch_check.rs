@@ -63,6 +63,17 @@ impl ForwardBatch {
         same_len("page_starts", self.page_starts.len(), self.seq_starts.len())?;
         check_offsets("seq_starts", &self.seq_starts, n_tokens)?;
         check_offsets("page_starts", &self.page_starts, self.pages.len())?;
+        // Rows are searched below.
+        for (what, rows) in [
+            ("logit_rows", &self.logit_rows),
+            ("hidden_rows", &self.hidden_rows),
+        ] {
+            let is_ascending = rows.windows(2).all(|pair| pair[0] < pair[1]);
+            let is_in_range = rows.last().is_none_or(|&row| (row as usize) < n_tokens);
+            if !(is_ascending && is_in_range) {
+                return Err(BatchError::Rows { what });
+            }
+        }
 
         for (index, token) in self.tokens.iter().enumerate() {
             match *token {
@@ -90,16 +101,6 @@ impl ForwardBatch {
             self.validate_whole_sequences(limits)?;
         }
         self.validate_states(limits)?;
-        for (what, rows) in [
-            ("logit_rows", &self.logit_rows),
-            ("hidden_rows", &self.hidden_rows),
-        ] {
-            let is_ascending = rows.windows(2).all(|pair| pair[0] < pair[1]);
-            let is_in_range = rows.last().is_none_or(|&row| (row as usize) < n_tokens);
-            if !(is_ascending && is_in_range) {
-                return Err(BatchError::Rows { what });
-            }
-        }
         self.outputs
             .iter()
             .enumerate()
@@ -459,6 +460,10 @@ mod tests {
             batch.hidden_rows = rows;
             assert_eq!(batch.validate(&limits, 0), expected, "{:?}", batch.hidden_rows);
         }
+        // A search in rows that do not ascend finds nothing.
+        batch.hidden_rows = vec![4, 2];
+        let unordered = BatchError::Rows { what: "hidden_rows" };
+        assert_eq!(batch.validate(&limits, 0), Err(unordered));
         batch.hidden_rows = vec![2];
         batch.want_last(RowOutput::Logits);
         assert!(batch.validate(&limits, 0).is_err());
