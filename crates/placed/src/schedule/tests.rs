@@ -33,8 +33,8 @@ fn limits() -> ExecutorLimits {
     }
 }
 
-/// A program over two layers of keys and values, and over matrices: a table, a mixer's for each of two layers, a router's, and
-/// that of experts. Its vectors, for rows and for experts, are of the feed-forward network.
+/// A program over two layers of keys and values, and over matrices: a table that is also the head, a mixer's for each of two
+/// layers, a router's, and that of experts. Its vectors, for rows and for experts, are of the feed-forward network.
 fn program() -> Program {
     let mut weights = Weights::default();
     for (part, n_rows) in [
@@ -49,7 +49,10 @@ fn program() -> Program {
             n_out: n_rows,
             n_in: WIDTH,
             part,
-            usage: MatrixUsage::Linear,
+            usage: match part {
+                NetworkPart::Input => MatrixUsage::Tied,
+                _ => MatrixUsage::Linear,
+            },
         });
     }
     for len in [WIDTH, N_EXPERTS] {
@@ -401,6 +404,69 @@ fn rotation_with_attention_is_whole_and_names_the_layers_of_its_side() {
     });
     // Each side stores one layer.
     assert_eq!(layers.collect::<Vec<_>>(), [[0, 0], [0, 0]]);
+}
+
+#[test]
+fn products_of_one_input_are_a_group_on_one_side_and_apart_on_two() {
+    use Side::{Device, Host};
+    let of = |layers: [Side; 2]| {
+        let mut program = program();
+        let x = embed(&mut program);
+        program.enter(NetworkPart::Mixer(0));
+        let [left, right] = [1, 4].map(|matrix| {
+            let linear = linear(matrix, WIDTH);
+            program.push(|y| Op::Linear { linear, x, y })
+        });
+        let rows = program.push(|y| Op::Join {
+            n_parts: 1,
+            left,
+            right,
+            y,
+        });
+        let layers = layers.map(LayerPlacement::whole);
+        words(&schedule_of(program, rows, layers.to_vec()).unwrap())
+    };
+    let expected = [
+        "Host: Embed",
+        "Host: LinearGroup",
+        "Host: Join",
+        "copy to Device",
+        "Device: Sample",
+    ];
+    assert_eq!(of([Host, Host]), expected);
+    // The second matrix is on the device; the operations that follow belong to the host.
+    let expected = [
+        "Host: Embed",
+        "Host: Linear",
+        "copy to Device",
+        "Device: Linear",
+        "copy to Host",
+        "Host: Join",
+        "copy to Device",
+        "Device: Sample",
+    ];
+    assert_eq!(of([Host, Device]), expected);
+}
+
+#[test]
+fn a_tied_head_runs_on_the_device_where_the_table_is_not() {
+    use Side::{Device, Host};
+    let of = |layer: Side| {
+        let mut program = program();
+        let x = embed(&mut program);
+        program.enter(NetworkPart::Output);
+        let linear = linear(0, WIDTH);
+        let rows = program.push(|y| Op::Linear { linear, x, y });
+        schedule(program, rows, LayerPlacement::whole(layer)).unwrap()
+    };
+    let expected = [
+        "Host: Embed",
+        "copy to Device",
+        "Device: Linear",
+        "Device: Sample",
+    ];
+    assert_eq!(of(Host), expected);
+    assert_eq!(of(Device), ["Device: Embed", "Device: Linear", "Device: Sample"]);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use tokenmill_backend::{Executor, KeyHeads, KvType, Side};
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_gguf::{GgufFile, TensorType};
 use tokenmill_model::{
-    DeltaGates, DeltaNetDescriptor, Descriptor, MixerDescriptor, Model, ModelOptions, build,
+    DeltaGates, DeltaNetDescriptor, Descriptor, MixerDescriptor, Model, ModelOptions, OutputHead, build,
 };
 use tokenmill_placed::{LayerPlacement, Placed, Placement, StepThresholds};
 use tokenmill_sim_driver::{Fault, SimOptions, Simulator};
@@ -186,6 +186,31 @@ fn splits_with_the_simulated_gpu_give_the_tokens_of_the_whole() {
             assert_eq!(tokens(&mut split), expected, "{name}: {layers:?}");
         }
     }
+}
+
+#[test]
+fn a_tied_head_has_the_bits_of_the_whole_on_either_side_of_a_border() {
+    let mut descriptor = deepened(tiny_llama());
+    descriptor.head = OutputHead::Tied;
+    let model = TinyModel::random(descriptor, TensorType::Q8_0, 5);
+    let expected = outcome(&mut engines::tiny(&model, cpu(), &options()));
+    let bytes = model.to_gguf().unwrap();
+    let opened = Model::from_gguf(GgufFile::from_bytes(&bytes).unwrap()).unwrap();
+    // The bytes of the weights on both sides, by the number of layers on the device.
+    let weights: Vec<usize> = (0..=N_LAYERS)
+        .map(|n_on_device| {
+            let placement = Placement::last_layers(&model.descriptor.shape(), n_on_device);
+            let backend = Placed::new(cpu(), cpu(), placement);
+            let plan = opened.plan(&backend, &options()).unwrap();
+            let mut split = engines::tiny(&model, backend, &options());
+            assert_eq!(outcome(&mut split), expected, "{n_on_device} layers");
+            plan.weights_bytes + plan.on_host.expect("two sides").weights_bytes
+        })
+        .collect();
+    // A table of 96 by 64, 34 bytes for each 32 weights. Both sides have it, unless the device has all layers.
+    let table_bytes = 96 * 64 / 32 * 34;
+    let (whole, split) = weights.split_last().unwrap();
+    assert_eq!(split, [whole + table_bytes; N_LAYERS]);
 }
 
 #[test]
