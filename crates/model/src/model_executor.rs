@@ -11,7 +11,7 @@ use tokenmill_backend::{
     TokenSource, program::ProgramDevice,
 };
 
-use crate::network::Network;
+use crate::{adapter::adapters_of, network::Network};
 
 /// Maximum number of steps in flight.
 const MAX_IN_FLIGHT: usize = 2;
@@ -192,11 +192,13 @@ impl Executor for ModelExecutor {
     }
 
     fn copy_adapter(&mut self, from: AdapterId, id: AdapterId, strength: f32) -> Result<(), AdapterError> {
-        self.device.adapters().copy(from, id, strength)
+        adapters_of(&mut *self.device)?.copy(from, id, strength)
     }
 
     fn remove_adapter(&mut self, id: AdapterId) {
-        self.device.adapters().remove(id);
+        if let Some(adapters) = self.device.adapters() {
+            adapters.remove(id);
+        }
     }
 
     fn memory_format(&self) -> Option<MemoryFormat> {

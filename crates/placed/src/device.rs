@@ -5,17 +5,17 @@
 use std::{any::Any, sync::Arc};
 
 use tokenmill_backend::{
-    AdapterError, AdapterId, Allocation, BackendError, ExecutorLimits, ForwardBatch, KvLayout, MatrixData,
-    MemoryPlan, NetworkPart, NetworkShape, PageCopy, PageGroup, SequenceMemory, Side, SplitOperations,
-    StateLayout, StepOutput, StepTrace, Weigh,
-    program::{AdapterStore, ChangeData, HostRows, MatrixId, Prepared, ProgramDevice, WeightStore},
+    Allocation, BackendError, ExecutorLimits, ForwardBatch, KvLayout, MatrixData, MemoryPlan, NetworkPart,
+    NetworkShape, PageCopy, PageGroup, SequenceMemory, Side, SplitOperations, StateLayout, StepOutput,
+    StepTrace, Weigh,
+    program::{MatrixId, Prepared, ProgramDevice, WeightStore},
 };
 use tokenmill_gguf::TensorType;
 
 use crate::{
     Placed,
     programs::{Programs, Schedules},
-    schedule::{SPLIT_NETWORK, unsupported},
+    schedule::unsupported,
 };
 
 impl<H: SplitOperations, D: SplitOperations> From<Placed<H, D>> for Box<dyn ProgramDevice> {
@@ -72,14 +72,6 @@ impl<H: SplitOperations, D: SplitOperations> Weigh for Placed<H, D> {
 impl<H: SplitOperations, D: SplitOperations> ProgramDevice for Placed<H, D> {
     fn weigh(&self) -> &dyn Weigh {
         self
-    }
-
-    fn takes_late_masks(&self) -> bool {
-        false
-    }
-
-    fn takes_rows(&self) -> bool {
-        false
     }
 
     fn trace(&self) -> Option<StepTrace> {
@@ -168,18 +160,6 @@ impl<H: SplitOperations, D: SplitOperations> ProgramDevice for Placed<H, D> {
         self
     }
 
-    fn has_adapter(&self, _: AdapterId) -> bool {
-        false
-    }
-
-    fn adapters(&mut self) -> &mut dyn AdapterStore {
-        self
-    }
-
-    fn host_rows(&mut self) -> Option<&mut dyn HostRows> {
-        None
-    }
-
     fn backend(&self) -> &dyn Any {
         self
     }
@@ -214,36 +194,3 @@ impl<H: SplitOperations, D: SplitOperations> WeightStore for Placed<H, D> {
 
 /// The memory of sequences is on two sides and not read outside.
 impl<H: SplitOperations, D: SplitOperations> SequenceMemory for Placed<H, D> {}
-
-/// A split network takes no adapters.
-impl<H: SplitOperations, D: SplitOperations> AdapterStore for Placed<H, D> {
-    fn takes_adapters(&self) -> bool {
-        false
-    }
-
-    fn begin(&mut self, _: AdapterId, _: usize, _: usize) -> Result<(), AdapterError> {
-        Err(no_adapters())
-    }
-
-    fn upload(&mut self, _: AdapterId, _: usize, _: &ChangeData<'_>) -> Result<(), AdapterError> {
-        Err(no_adapters())
-    }
-
-    fn add(&mut self, _: AdapterId, _: f32) -> Result<(), AdapterError> {
-        Err(no_adapters())
-    }
-
-    fn copy(&mut self, _: AdapterId, _: AdapterId, _: f32) -> Result<(), AdapterError> {
-        Err(no_adapters())
-    }
-
-    fn discard(&mut self, _: AdapterId) {}
-
-    fn remove(&mut self, _: AdapterId) {}
-}
-
-fn no_adapters() -> AdapterError {
-    AdapterError::Unsupported {
-        device: SPLIT_NETWORK,
-    }
-}

@@ -291,7 +291,7 @@ pub(crate) fn unsupported(feature: &str) -> BackendError {
 }
 
 /// The device's name in errors of features that a split network lacks.
-pub(crate) const SPLIT_NETWORK: &str = "a split network";
+const SPLIT_NETWORK: &str = "a split network";
 
 #[cfg(test)]
 mod tests;

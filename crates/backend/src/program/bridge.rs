@@ -141,8 +141,9 @@ impl<B: Backend> ProgramDevice for Bridge<B> {
         self.changes.has(id)
     }
 
-    fn adapters(&mut self) -> &mut dyn AdapterStore {
-        self
+    fn adapters(&mut self) -> Option<&mut dyn AdapterStore> {
+        let takes_adapters = self.own.backend.takes_adapters();
+        takes_adapters.then_some(self as &mut dyn AdapterStore)
     }
 
     fn host_rows(&mut self) -> Option<&mut dyn HostRows> {
@@ -177,10 +178,6 @@ impl<B: Backend> WeightStore for Bridge<B> {
 }
 
 impl<B: Backend> AdapterStore for Bridge<B> {
-    fn takes_adapters(&self) -> bool {
-        self.own.backend.takes_adapters()
-    }
-
     fn begin(&mut self, id: AdapterId, n_bytes: usize, n_places: usize) -> Result<(), AdapterError> {
         if !self.changes.has_begun(id) {
             self.own.backend.check_adapter_room(n_bytes)?;

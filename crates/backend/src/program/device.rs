@@ -20,7 +20,8 @@ use super::{LinearId, MatrixId, NormId, Prepared, WeightStore};
 
 /// A device with the memory of one network. Every error is a device error.
 ///
-/// [`Bridge`](super::Bridge) makes one of a [`Backend`](crate::Backend); a split network's implements it itself.
+/// [`Bridge`](super::Bridge) makes one of a [`Backend`](crate::Backend); a split network's implements it itself. A provided method
+/// says that the device lacks something, which its callers ask before they use it.
 #[expect(
     clippy::missing_errors_doc,
     reason = "the calls fail alike, which the trait's documentation says"
@@ -30,11 +31,15 @@ pub trait ProgramDevice: Any + Send {
     fn weigh(&self) -> &dyn Weigh;
 
     /// Returns whether [`RowMask::Late`](crate::RowMask::Late) is awaited when rows are sampled, not when a step begins.
-    fn takes_late_masks(&self) -> bool;
+    fn takes_late_masks(&self) -> bool {
+        false
+    }
 
     /// Returns whether steps may have non-token inputs, and tokens that see later ones ([`ForwardBatch::input_rows`],
     /// [`ForwardBatch::last_seen`]).
-    fn takes_rows(&self) -> bool;
+    fn takes_rows(&self) -> bool {
+        false
+    }
 
     /// Returns how the steps read so far spent their time; `None` if the device does not measure it, or was
     /// not asked to.
@@ -93,13 +98,20 @@ pub trait ProgramDevice: Any + Send {
     fn sequences_mut(&mut self) -> &mut dyn SequenceMemory;
 
     /// Returns whether steps may name an adapter.
-    fn has_adapter(&self, id: AdapterId) -> bool;
+    fn has_adapter(&self, id: AdapterId) -> bool {
+        let _ = id;
+        false
+    }
 
-    /// Returns the store of adapters.
-    fn adapters(&mut self) -> &mut dyn AdapterStore;
+    /// Returns the store of adapters; `None` if the device does not compute with them.
+    fn adapters(&mut self) -> Option<&mut dyn AdapterStore> {
+        None
+    }
 
     /// Returns the operations on rows of the host; `None` if the device's rows are elsewhere.
-    fn host_rows(&mut self) -> Option<&mut dyn HostRows>;
+    fn host_rows(&mut self) -> Option<&mut dyn HostRows> {
+        None
+    }
 
     /// Returns the backend, for settings and counters that only its type has.
     fn backend(&self) -> &dyn Any;
@@ -110,9 +122,6 @@ pub trait ProgramDevice: Any + Send {
 
 /// The adapters on a device. An adapter's changes are uploaded one by one; then it is added as a whole.
 pub trait AdapterStore {
-    /// Returns whether the device computes with adapters at all.
-    fn takes_adapters(&self) -> bool;
-
     /// Begins an adapter of `n_bytes`, which changes some of `n_places` weights, unless it has begun.
     ///
     /// # Errors

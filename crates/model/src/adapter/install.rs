@@ -5,7 +5,7 @@ use std::borrow::Cow;
 
 use tokenmill_backend::{
     Adapter, AdapterError, AdapterId, AdapterWeight, MatrixData, MatrixUsage,
-    program::{AdapterStore, ChangeData},
+    program::{AdapterStore, ChangeData, ProgramDevice},
 };
 
 use crate::{ModelExecutor, loader::AdaptableWeight};
@@ -21,11 +21,13 @@ impl ModelExecutor {
     ) -> Result<(), AdapterError> {
         for weight_idx in 0..adapter.weights.len() {
             if let Err(error) = self.install_weight(id, adapter, weight_idx) {
-                self.device.adapters().discard(id);
+                if let Some(adapters) = self.device.adapters() {
+                    adapters.discard(id);
+                }
                 return Err(error);
             }
         }
-        self.adapters()?.add(id, strength)
+        adapters_of(&mut *self.device)?.add(id, strength)
     }
 
     /// Uploads the change of one of an adapter's weights, unless it is already on the device.
@@ -36,7 +38,7 @@ impl ModelExecutor {
         weight_idx: usize,
     ) -> Result<(), AdapterError> {
         let n_places = self.network.adaptable.len();
-        let adapters = self.adapters()?;
+        let adapters = adapters_of(&mut *self.device)?;
         let weight = &adapter.weights[weight_idx];
         if adapter.weights[..weight_idx]
             .iter()
@@ -51,7 +53,7 @@ impl ModelExecutor {
         for (place, adaptable) in self.network.adaptable.iter().enumerate() {
             if adaptable.name == weight.tensor {
                 check_shape(weight, adaptable)?;
-                upload(self.device.adapters(), (id, place), weight, adaptable)?;
+                upload(adapters, (id, place), weight, adaptable)?;
                 is_known = true;
             }
         }
@@ -62,16 +64,14 @@ impl ModelExecutor {
             tensor: weight.tensor.clone(),
         })
     }
+}
 
-    /// Returns the device's store of adapters, if it computes with them.
-    fn adapters(&mut self) -> Result<&mut dyn AdapterStore, AdapterError> {
-        let device = self.device.weigh().device();
-        let adapters = self.device.adapters();
-        if !adapters.takes_adapters() {
-            return Err(AdapterError::Unsupported { device });
-        }
-        Ok(adapters)
-    }
+/// Returns the device's store of adapters, if it computes with them.
+pub(crate) fn adapters_of(device: &mut dyn ProgramDevice) -> Result<&mut dyn AdapterStore, AdapterError> {
+    let name = device.weigh().device();
+    device
+        .adapters()
+        .ok_or(AdapterError::Unsupported { device: name })
 }
 
 fn check_shape(weight: &AdapterWeight, adaptable: &AdaptableWeight) -> Result<(), AdapterError> {
