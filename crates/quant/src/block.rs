@@ -107,17 +107,18 @@ impl<Q> BlockParts<Q> {
     /// Creates parts without group scales.
     #[inline(always)]
     pub(crate) fn new(quants: Q, header: &[u8]) -> Self {
-        Self::with_group_scales(quants, [0; 16], header)
+        Self::with_group_scales(quants, &[], header)
     }
 
     /// Creates parts with group scales.
     #[inline(always)]
-    pub(crate) fn with_group_scales(quants: Q, group_scales: [u8; 16], header: &[u8]) -> Self {
+    pub(crate) fn with_group_scales(quants: Q, group_scales: &[u8], header: &[u8]) -> Self {
         let mut parts = Self {
             quants,
-            group_scales,
+            group_scales: [0; 16],
             header: [0; 16],
         };
+        parts.group_scales[..group_scales.len()].copy_from_slice(group_scales);
         parts.header[..header.len()].copy_from_slice(header);
         parts
     }

@@ -296,7 +296,7 @@ impl QuantBlock for BlockIQ1S {
 
     #[inline(always)]
     fn parts(&self) -> BlockParts<[u8; SUPERBLOCK_LEN]> {
-        BlockParts::with_group_scales(self.unpack(), self.group_bytes(), &self.scale.to_le_bytes())
+        BlockParts::with_group_scales(self.unpack(), &self.group_bytes(), &self.scale.to_le_bytes())
     }
 
     fn set_scales(&mut self, scale: f32, _: f32) {

@@ -144,9 +144,7 @@ impl QuantBlock for BlockIQ2XS {
 
     #[inline(always)]
     fn parts(&self) -> BlockParts<[u8; SUPERBLOCK_LEN]> {
-        let mut group_scales = [0; 16];
-        group_scales[..8].copy_from_slice(&self.scale_pairs());
-        BlockParts::with_group_scales(self.unpack(), group_scales, &self.scale.to_le_bytes())
+        BlockParts::with_group_scales(self.unpack(), &self.scale_pairs(), &self.scale.to_le_bytes())
     }
 
     fn set_scales(&mut self, scale: f32, _: f32) {

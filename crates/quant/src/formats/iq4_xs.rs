@@ -108,9 +108,8 @@ impl QuantBlock for BlockIQ4XS {
         for (quants, packed) in quants.as_chunks_mut().0.iter_mut().zip(&self.quants) {
             *quants = unpack_4_bits(packed);
         }
-        let mut group_scales = [0; 16];
-        group_scales[..8].copy_from_slice(&bytemuck::cast::<[i8; 8], [u8; 8]>(self.unpack_scales()));
-        BlockParts::with_group_scales(quants, group_scales, &self.scale.to_le_bytes())
+        let group_scales: [u8; 8] = bytemuck::cast(self.unpack_scales());
+        BlockParts::with_group_scales(quants, &group_scales, &self.scale.to_le_bytes())
     }
 
     fn set_scales(&mut self, scale: f32, _: f32) {

@@ -102,9 +102,7 @@ impl QuantBlock for BlockNVFP4 {
 
     #[inline(always)]
     fn parts(&self) -> BlockParts<[u8; 64]> {
-        let mut group_scales = [0; 16];
-        group_scales[..4].copy_from_slice(&self.plain_scales());
-        BlockParts::with_group_scales(self.unpack(), group_scales, &[])
+        BlockParts::with_group_scales(self.unpack(), &self.plain_scales(), &[])
     }
 
     fn set_scales(&mut self, scale: f32, _: f32) {

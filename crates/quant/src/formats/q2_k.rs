@@ -183,7 +183,7 @@ impl QuantBlock for BlockQ2K {
         let [scale, min] = [self.scale, self.min].map(F16Bits::to_le_bytes);
         BlockParts::with_group_scales(
             self.unpack(),
-            self.group_scales,
+            &self.group_scales,
             bytemuck::bytes_of(&[scale, min]),
         )
     }

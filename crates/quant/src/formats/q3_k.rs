@@ -146,8 +146,8 @@ impl QuantBlock for BlockQ3K {
 
     #[inline(always)]
     fn parts(&self) -> BlockParts<[u8; SUPERBLOCK_LEN]> {
-        let group_scales = bytemuck::cast(self.unpack_scales());
-        BlockParts::with_group_scales(self.unpack(), group_scales, &self.scale.to_le_bytes())
+        let group_scales: [u8; 16] = bytemuck::cast(self.unpack_scales());
+        BlockParts::with_group_scales(self.unpack(), &group_scales, &self.scale.to_le_bytes())
     }
 
     fn set_scales(&mut self, scale: f32, _: f32) {
