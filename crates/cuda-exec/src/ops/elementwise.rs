@@ -1,9 +1,9 @@
 //! Small operations on rows. Kernels: `elementwise.cu`.
 
-use super::{Ops, QuantizedMut, elementwise_grid};
+use super::{Ops, QuantizedMut};
 use tokenmill_backend::{Activation, Temperature};
 
-use crate::{Args, LaunchShape, View, ViewMut, error::Result};
+use crate::{Args, View, ViewMut, error::Result};
 
 /// Returns the kernels' code for an activation.
 pub(super) fn activation_code(activation: Activation) -> usize {
@@ -42,8 +42,7 @@ impl Ops {
             .count(width)
             .write_or_null(bytes)
             .write_or_null(scales);
-        let shape = LaunchShape::new(elementwise_grid(width, n_rows), 256);
-        self.device.launch(self.activation, shape, &args)
+        self.launch_elementwise(self.activation, [n_rows, width], &args)
     }
 
     /// Adds: `rows += scale * delta`, `[n_rows, width]`.
@@ -62,8 +61,7 @@ impl Ops {
             .read(delta.range(0..n_rows * width)?)
             .float(scale)
             .count(width);
-        let shape = LaunchShape::new(elementwise_grid(width, n_rows), 256);
-        self.device.launch(self.add, shape, &args)
+        self.launch_elementwise(self.add, [n_rows, width], &args)
     }
 
     /// Adds one row to all: `rows[r] += row`, `[n_rows, width]`.
@@ -80,8 +78,7 @@ impl Ops {
             .write(rows.range(0..n_rows * width)?)
             .read(row.range(0..width)?)
             .count(width);
-        let shape = LaunchShape::new(elementwise_grid(width, n_rows), 256);
-        self.device.launch(self.add_row, shape, &args)
+        self.launch_elementwise(self.add_row, [n_rows, width], &args)
     }
 
     /// Takes the mean of each sequence's rows: `input: [n_tokens, width]`, `output: [n_seqs, width]`, zeros if a sequence
@@ -102,8 +99,7 @@ impl Ops {
             .read(seq_starts)
             .count(width)
             .write(output.range(0..n_seqs * width)?);
-        let shape = LaunchShape::new(elementwise_grid(width, n_seqs), 256);
-        self.device.launch(self.mean_of_sequences, shape, &args)
+        self.launch_elementwise(self.mean_of_sequences, [n_seqs, width], &args)
     }
 
     /// Adds to each token's row that of its position: `rows[t] += table[positions[t]]`, `[T, width]`. Positions are inside
@@ -124,8 +120,7 @@ impl Ops {
             .read(table)
             .read(positions)
             .count(width);
-        let shape = LaunchShape::new(elementwise_grid(width, n_tokens), 256);
-        self.device.launch(self.add_positions, shape, &args)
+        self.launch_elementwise(self.add_positions, [n_tokens, width], &args)
     }
 
     /// Multiplies each token's row by the factor of its position, `[T, width]`.
@@ -147,8 +142,7 @@ impl Ops {
             .count(temperature.interval)
             .count(temperature.offset)
             .count(width);
-        let shape = LaunchShape::new(elementwise_grid(width, n_tokens), 256);
-        self.device.launch(self.scale_by_position, shape, &args)
+        self.launch_elementwise(self.scale_by_position, [n_tokens, width], &args)
     }
 
     /// Copies rows: `output[i] = input[rows[i]]`, `[.., width]`. The numbers in `rows` are below `n_input_rows`.
@@ -168,8 +162,7 @@ impl Ops {
             .read(rows)
             .count(width)
             .write(output.range(0..n_rows * width)?);
-        let shape = LaunchShape::new(elementwise_grid(width, n_rows), 256);
-        self.device.launch(self.gather, shape, &args)
+        self.launch_elementwise(self.gather, [n_rows, width], &args)
     }
 
     /// Scales and caps in place: `x = scale * x`, then `x = cap * tanh(x / cap)`; `[n_rows, width]`.
@@ -188,7 +181,6 @@ impl Ops {
             .float(scale)
             .float(cap.unwrap_or(0.0))
             .count(width);
-        let shape = LaunchShape::new(elementwise_grid(width, n_rows), 256);
-        self.device.launch(self.scale_logits, shape, &args)
+        self.launch_elementwise(self.scale_logits, [n_rows, width], &args)
     }
 }

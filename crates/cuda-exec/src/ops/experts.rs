@@ -2,7 +2,7 @@
 
 use tokenmill_backend::{ExpertScore, GroupMeasure, Router};
 
-use super::{Ops, Product, QuantizedView, check_equal, elementwise_grid};
+use super::{Ops, Product, QuantizedView, check_equal};
 use crate::{
     Args, Buffer, CudaExecError, Device, LaunchShape, View, ViewMut, driver::buffer_bytes, error::Result,
 };
@@ -306,8 +306,7 @@ impl Ops {
             .read(routes.weights.view().range(0..n_choices)?)
             .read(routes.places.view().range(0..n_choices)?)
             .count(width);
-        let shape = LaunchShape::new(elementwise_grid(width, n_choices), 256);
-        self.device.launch(self.weigh_choices, shape, &args)
+        self.launch_elementwise(self.weigh_choices, [n_choices, width], &args)
     }
 
     /// Adds up the choices of each row; see [`ExpertOperations::combine`](tokenmill_backend::ExpertOperations::combine). `choices: [n_choices, width]`.
@@ -338,8 +337,7 @@ impl Ops {
             .count(carry)
             .read_or_null(gates)
             .write(output.range(0..n_rows * width)?);
-        let shape = LaunchShape::new(elementwise_grid(width, n_rows), 256);
-        self.device.launch(self.combine_choices, shape, &args)
+        self.launch_elementwise(self.combine_choices, [n_rows, width], &args)
     }
 }
 

@@ -4,7 +4,7 @@
 
 use tokenmill_backend::Xielu;
 
-use super::{Ops, QuantizedMut, elementwise_grid};
+use super::{Ops, QuantizedMut};
 use crate::{Args, CudaExecError, Device, Kernel, LaunchShape, View, ViewMut, error::Result};
 
 /// The kernels.
@@ -53,8 +53,7 @@ impl Ops {
             .count(first)
             .count(width)
             .write(output.range(0..n_rows * width)?);
-        let shape = LaunchShape::new(elementwise_grid(width, n_rows), 256);
-        self.device.launch(self.layers.take_columns, shape, &args)
+        self.launch_elementwise(self.layers.take_columns, [n_rows, width], &args)
     }
 
     /// Joins rows: `output[r] = [left[r], right[r]]`, whose widths are those of the two.
@@ -79,8 +78,7 @@ impl Ops {
                 .count(widths[0])
                 .count(width)
                 .write(output.reborrow().range(first * width..end * width)?);
-            let shape = LaunchShape::new(elementwise_grid(width, end - first), 256);
-            self.device.launch(self.layers.join, shape, &args)?;
+            self.launch_elementwise(self.layers.join, [end - first, width], &args)?;
         }
         Ok(())
     }
@@ -111,8 +109,7 @@ impl Ops {
             .count(part_width)
             .count(width)
             .write(output.range(0..n_rows * width)?);
-        let shape = LaunchShape::new(elementwise_grid(width, n_rows), 256);
-        self.device.launch(self.layers.join_parts, shape, &args)
+        self.launch_elementwise(self.layers.join_parts, [n_rows, width], &args)
     }
 
     /// Applies [`Xielu`] in place, `[n_rows, width]`, and quantizes on request.
@@ -137,8 +134,7 @@ impl Ops {
             .count(width)
             .write_or_null(bytes)
             .write_or_null(scales);
-        let shape = LaunchShape::new(elementwise_grid(width, n_rows), 256);
-        self.device.launch(self.layers.xielu, shape, &args)
+        self.launch_elementwise(self.layers.xielu, [n_rows, width], &args)
     }
 
     /// Subtracts the cut-off of its spread from each row, in place, `[n_rows, width]`; see

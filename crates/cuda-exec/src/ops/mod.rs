@@ -34,7 +34,7 @@ use tokenmill_gguf::TensorType;
 use tokenmill_backend::KvType;
 
 use crate::{
-    Args, Buffer, Device, FewRows, Kernel, View, ViewMut,
+    Args, Buffer, Device, FewRows, Kernel, LaunchShape, View, ViewMut,
     error::{CudaExecError, Result},
     half_bands::HalfRows,
     modules::{PAIRS, WIDE_ROWS, pair_name},
@@ -483,15 +483,16 @@ impl Ops {
         });
         Ok(())
     }
+
+    /// Launches an elementwise kernel: 256 threads, one element each, rows along y.
+    fn launch_elementwise(&self, kernel: Kernel, [n_rows, width]: [usize; 2], args: &Args<'_>) -> Result<()> {
+        let shape = LaunchShape::new([width.div_ceil(256), n_rows, 1], 256);
+        self.device.launch(kernel, shape, args)
+    }
 }
 
 /// Largest number of rows of a grid along y or z.
 pub(crate) const MAX_GRID_ROWS: usize = 65_535;
-
-/// Launches of elementwise kernels: 256 threads, one element each, rows along y.
-fn elementwise_grid(width: usize, n_rows: usize) -> [usize; 3] {
-    [width.div_ceil(256), n_rows, 1]
-}
 
 fn check_multiple(what: &'static str, found: usize, divisor: usize) -> Result<()> {
     if divisor > 0 && found.is_multiple_of(divisor) {

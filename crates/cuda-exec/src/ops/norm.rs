@@ -1,6 +1,6 @@
 //! Norms, with or without the residual addition, and quantization of rows. Kernels: `norm.cu`.
 
-use super::{Ops, QuantizedMut, check_multiple, elementwise_grid};
+use super::{Ops, QuantizedMut, check_multiple};
 use tokenmill_backend::{Norm, NormKind};
 
 use crate::{Args, Buffer, LaunchShape, View, ViewMut, error::Result};
@@ -152,8 +152,7 @@ impl Ops {
                 .count(width)
                 .write(bytes)
                 .write(scales);
-            let shape = LaunchShape::new(elementwise_grid(width.div_ceil(8), end - first), 256);
-            self.device.launch(self.quantize_rows, shape, &args)?;
+            self.launch_elementwise(self.quantize_rows, [end - first, width.div_ceil(8)], &args)?;
         }
         Ok(())
     }

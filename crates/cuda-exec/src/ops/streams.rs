@@ -4,7 +4,7 @@
 
 use tokenmill_backend::{MAX_STREAMS, StreamsShape};
 
-use super::{Ops, elementwise_grid};
+use super::Ops;
 use crate::{Args, CudaExecError, Device, Kernel, LaunchShape, View, ViewMut, error::Result};
 
 /// Largest number of streams for the first of the two kernels for predictions.
@@ -44,8 +44,7 @@ fn lens(shape: StreamsShape) -> [usize; 2] {
 
 /// One thread for each value of the other streams.
 fn others_grid(shape: StreamsShape) -> LaunchShape {
-    let [x, y, _] = elementwise_grid(shape.width, shape.n_rows);
-    LaunchShape::new([x, y, shape.n_others], 256)
+    LaunchShape::new([shape.width.div_ceil(256), shape.n_rows, shape.n_others], 256)
 }
 
 impl Ops {
@@ -137,8 +136,7 @@ impl Ops {
             .write(first.range(0..n_first)?)
             .write(others.range(0..n_others)?);
         let kernel = self.stream_kernels().predict_streams[usize::from(n > FEW_STREAMS)];
-        let launch = LaunchShape::new(elementwise_grid(shape.width, shape.n_rows), 256);
-        self.device.launch(kernel, launch, &args)
+        self.launch_elementwise(kernel, [shape.n_rows, shape.width], &args)
     }
 
     /// Corrects all streams by a layer's result in `first`; see
@@ -165,9 +163,8 @@ impl Ops {
             .count(shape.width)
             .write(first.range(0..n_first)?)
             .write(others.range(0..n_others)?);
-        let launch = LaunchShape::new(elementwise_grid(shape.width, shape.n_rows), 256);
         let kernel = self.stream_kernels().correct_streams;
-        self.device.launch(kernel, launch, &args)
+        self.launch_elementwise(kernel, [shape.n_rows, shape.width], &args)
     }
 
     /// Adds a row to each of the other streams.
@@ -210,8 +207,7 @@ impl Ops {
             .write(rows.range(0..n_first)?)
             .read(row.range(0..shape.width)?)
             .count(shape.width);
-        let launch = LaunchShape::new(elementwise_grid(shape.width, shape.n_rows), 256);
         let kernel = self.stream_kernels().multiply_by_row;
-        self.device.launch(kernel, launch, &args)
+        self.launch_elementwise(kernel, [shape.n_rows, shape.width], &args)
     }
 }
