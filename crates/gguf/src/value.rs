@@ -135,7 +135,7 @@ impl fmt::Display for ValueType {
 
 impl Value {
     /// Returns this value as an integer of any width; `None` if it is not an integer.
-    pub(crate) fn as_integer(&self) -> Option<i128> {
+    pub fn as_integer(&self) -> Option<i128> {
         Some(match *self {
             Self::U8(value) => value.into(),
             Self::I8(value) => value.into(),

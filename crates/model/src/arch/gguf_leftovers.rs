@@ -65,20 +65,12 @@ fn numbers(value: &Value) -> Option<Vec<f64>> {
         Value::F32(number) => vec![f64::from(*number)],
         Value::F64(number) => vec![*number],
         Value::Bool(value) => vec![claim(value)],
-        Value::U8(number) => vec![f64::from(*number)],
-        Value::I8(number) => vec![f64::from(*number)],
-        Value::U16(number) => vec![f64::from(*number)],
-        Value::I16(number) => vec![f64::from(*number)],
-        Value::U32(number) => vec![f64::from(*number)],
-        Value::I32(number) => vec![f64::from(*number)],
-        Value::U64(number) => vec![*number as f64],
-        Value::I64(number) => vec![*number as f64],
         Value::Array(Array::F32(numbers)) => all(numbers),
         Value::Array(Array::F64(numbers)) => all(numbers),
         Value::Array(Array::U32(numbers)) => all(numbers),
         Value::Array(Array::I32(numbers)) => all(numbers),
         Value::Array(Array::Bool(claims)) => claims.iter().map(claim).collect(),
-        _ => return None,
+        value => vec![value.as_integer()? as f64],
     })
 }
 

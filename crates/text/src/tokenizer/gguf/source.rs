@@ -176,14 +176,8 @@ impl<'m> Source<'m> {
 
 /// Returns the id that a key names. Writers use an id outside the vocabulary, such as -1, for no token; llama.cpp ignores those, too.
 fn id_of(metadata: &Metadata, key: &'static str, n_vocab: usize) -> Result<Option<u32>, TokenizerError> {
-    use tokenmill_gguf::Value;
-    if let Some(
-        Value::I8(-128..=-1)
-        | Value::I16(i16::MIN..=-1)
-        | Value::I32(i32::MIN..=-1)
-        | Value::I64(i64::MIN..=-1),
-    ) = metadata.get(key)
-    {
+    let number = metadata.get(key).and_then(tokenmill_gguf::Value::as_integer);
+    if number.is_some_and(|id| id < 0) {
         return Ok(None);
     }
     Ok(metadata.opt_u32(key)?.filter(|&id| (id as usize) < n_vocab))
