@@ -165,6 +165,30 @@ impl Slots {
         }
     }
 
+    /// The conversation of a tenant's slot, whose tokens alone say what the KV cache holds.
+    ///
+    /// # Errors
+    /// A conversation with an adapter or images.
+    fn plain_conversation(&self, id: usize, tenant: Tenant) -> Result<Slot, ApiError> {
+        let refused = |reason| {
+            Err(ApiError::NotImplemented {
+                path: "/slots/{id}".to_owned(),
+                reason,
+            })
+        };
+        match self.conversation(id, tenant) {
+            Slot {
+                has_adapter: true, ..
+            } => refused(
+                "the conversation in this slot ran with a LoRA adapter, and the KV cache of an adapter is not kept",
+            ),
+            Slot { has_images: true, .. } => {
+                refused("the conversation in this slot has images, which its tokens do not tell apart")
+            }
+            plain => Ok(plain),
+        }
+    }
+
     /// Empties a tenant's slot, and lets the cache forget its conversation. Gives its tokens.
     ///
     /// # Errors
@@ -174,16 +198,8 @@ impl Slots {
             tokens,
             cache_salt,
             used,
-            has_adapter,
-            has_images,
             ..
-        } = self.conversation(id, tenant);
-        if has_adapter {
-            return Err(has_adapters());
-        }
-        if has_images {
-            return Err(has_images_in_it());
-        }
+        } = self.plain_conversation(id, tenant)?;
         if !tokens.is_empty() {
             model.engine().forget_prefix(&tokens, cache_salt)?;
             let slot = &mut lock(&self.slots)[id];
@@ -211,16 +227,8 @@ impl Slots {
         let Slot {
             mut tokens,
             cache_salt,
-            has_adapter,
-            has_images,
             ..
-        } = self.conversation(id, tenant);
-        if has_adapter {
-            return Err(has_adapters());
-        }
-        if has_images {
-            return Err(has_images_in_it());
-        }
+        } = self.plain_conversation(id, tenant)?;
         // Tokens beyond the context were computed after a context shift, so a different text precedes them.
         tokens.truncate(model.engine().limits().n_ctx);
         if tokens.is_empty() {
@@ -326,20 +334,6 @@ fn check_replaced(path: &Path, tenant: Tenant) -> Result<(), ApiError> {
         "filename",
         "a file of this name exists and is not a session",
     ))
-}
-
-fn has_adapters() -> ApiError {
-    ApiError::NotImplemented {
-        path: "/slots/{id}".to_owned(),
-        reason: "the conversation in this slot ran with a LoRA adapter, and the KV cache of an adapter is not kept",
-    }
-}
-
-fn has_images_in_it() -> ApiError {
-    ApiError::NotImplemented {
-        path: "/slots/{id}".to_owned(),
-        reason: "the conversation in this slot has images, which its tokens do not tell apart",
-    }
 }
 
 /// The path of a name within the folder.
