@@ -13,10 +13,10 @@ use tokenmill_quant::CpuFeatures;
 
 use crate::{
     all_reduce::AllReduce,
-    load_plan::{LoadPlan, PlanObserver},
+    load_plan::LoadPlan,
     low_priority::at_low_priority,
     measurements::Measurements,
-    split_plan::{GpuCheckObserver, SplitObserver},
+    observers::{GpuCheckObserver, PlanObserver, SplitObserver},
 };
 
 /// Where a model computes.

@@ -22,7 +22,7 @@ pub use crate::{
     all_reduce::{AllReduce, AllReduceError},
     compute::{GpuOptions, WarpgroupProducts},
     gpu_steps::GpuSteps,
-    split_plan::GpuCheckObserver,
+    observers::GpuCheckObserver,
 };
 
 /// Whether this build computes on GPUs and the machine has a driver for them.

@@ -140,6 +140,7 @@ mod mtp;
 mod mtp_choice;
 mod mtp_file;
 mod named;
+mod observers;
 mod page_file;
 pub mod placement;
 mod prefix_folder;

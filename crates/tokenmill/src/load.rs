@@ -15,9 +15,10 @@ pub use crate::{
         load_flags::LoadFlags,
         option::{EngineOption, Look, OptionGroup, Values, count, engine_options, positive},
     },
-    load_plan::{LoadPlan, PlanObserver},
+    load_plan::LoadPlan,
     loaded::{Loaded, LoadedDevice},
     memory_text::{plan_text, size},
     model_source::{ChatFiles, ModelSource},
+    observers::PlanObserver,
     vision::{Projector, projector_beside},
 };

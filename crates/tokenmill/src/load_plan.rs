@@ -3,28 +3,8 @@
 //! `split_plan` decides the place of each part. Invariant: it is reported when only the weights remain to be
 //! read.
 
-use std::fmt;
-
 use tokenmill_backend::{MemoryPlan, PAGE_TOKENS};
 use tokenmill_model::{Model, ModelOptions};
-
-/// Receives the plan of a load on one device, or the plan for each of several.
-#[derive(Clone, Copy)]
-pub struct PlanObserver(pub fn(&LoadPlan<'_>));
-
-impl fmt::Debug for PlanObserver {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("PlanObserver").finish()
-    }
-}
-
-impl PartialEq for PlanObserver {
-    fn eq(&self, other: &Self) -> bool {
-        std::ptr::fn_addr_eq(self.0, other.0)
-    }
-}
-
-impl Eq for PlanObserver {}
 
 /// Describes the memory of a load.
 #[derive(Clone, Copy, Debug)]

@@ -6,5 +6,6 @@ pub use tokenmill_placed::{
 
 pub use crate::{
     measurements::{MeasuredWhen, Measurements},
-    split_plan::{SplitObserver, SplitPlan, SplitReason, SplitRow},
+    observers::SplitObserver,
+    split_plan::{SplitPlan, SplitReason, SplitRow},
 };

@@ -9,30 +9,6 @@ use tokenmill_placed::{Bandwidths, LayerPlacement, Placement, Traffic};
 
 use crate::measurements::MeasuredWhen;
 
-/// Is shown the plan of a split load.
-#[derive(Clone, Copy, Debug)]
-pub struct SplitObserver(pub fn(&SplitPlan));
-
-impl PartialEq for SplitObserver {
-    fn eq(&self, other: &Self) -> bool {
-        std::ptr::fn_addr_eq(self.0, other.0)
-    }
-}
-
-impl Eq for SplitObserver {}
-
-/// Receives a line for each result of a GPU's check at first use.
-#[derive(Clone, Copy, Debug)]
-pub struct GpuCheckObserver(pub fn(&str));
-
-impl PartialEq for GpuCheckObserver {
-    fn eq(&self, other: &Self) -> bool {
-        std::ptr::fn_addr_eq(self.0, other.0)
-    }
-}
-
-impl Eq for GpuCheckObserver {}
-
 /// Describes which parts of a model will be on the GPU and which on the CPU.
 #[derive(Debug)]
 pub struct SplitPlan {
