@@ -1,16 +1,20 @@
-//! Checks lists in the README and the docs against the registries of the code.
+//! Checks lists in the README and the docs, and a recipe, against the registries of the code.
 //!
 //! These are tests of the tools, since only the tools may read both. Invariant: a list has exactly the registry's entries, so
 //! an architecture or a weight format is added to its page together with its code.
 
-use std::{collections::BTreeSet, path::Path};
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
 
 use tokenmill_model::{LoadError, Model};
 use tokenmill_quant::Format;
 
 fn page(name: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name);
-    std::fs::read_to_string(path).unwrap()
+    fs::read_to_string(path).unwrap()
 }
 
 /// Returns the names between backticks in one column of the rows that list architectures.
@@ -27,7 +31,7 @@ fn names_in_column(page: &str, column: usize) -> BTreeSet<&str> {
 fn folder_classes() -> BTreeSet<&'static str> {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("config.json");
-    std::fs::write(&config, r#"{"architectures": ["NoSuchClass"]}"#).unwrap();
+    fs::write(&config, r#"{"architectures": ["NoSuchClass"]}"#).unwrap();
     match Model::from_hf(folder.path(), &config) {
         Err(LoadError::UnknownArchitecture { supported, .. }) => supported.into_iter().collect(),
         Err(error) => panic!("another error: {error}"),
@@ -44,6 +48,43 @@ fn the_page_of_architectures_names_each_one_and_no_other() {
         names_in_column(&text, 3),
         folder_classes(),
         "the classes in folders"
+    );
+}
+
+/// The newest architecture that has a file of its own, and where it stands. The recipe of CONTRIBUTING promises two sources.
+const NEWEST: (&str, [&str; 2]) = ("muse-glimmer", ["mod.rs", "muse_glimmer.rs"]);
+
+/// Lists the Rust files below a folder whose product code says one of the words.
+fn files_that_say(folder: &Path, words: &[String], found: &mut BTreeSet<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            files_that_say(&path, words, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let text = fs::read_to_string(&path).unwrap();
+            let product = text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
+            if words.iter().any(|word| product.contains(word.as_str())) {
+                found.insert(path);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_newest_architecture_stands_in_two_sources() {
+    let (name, expected) = NEWEST;
+    assert!(tokenmill_model::architectures().contains(&name));
+    let words = [name.to_owned(), name.replace('-', "_")];
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates");
+    let mut found = BTreeSet::new();
+    for entry in fs::read_dir(&crates).unwrap() {
+        files_that_say(&entry.unwrap().path().join("src"), &words, &mut found);
+    }
+    let expected = expected.map(|file| crates.join("model/src/arch").join(file));
+    assert_eq!(
+        found,
+        BTreeSet::from(expected),
+        "an architecture is a file and a row"
     );
 }
 
