@@ -55,7 +55,7 @@ fn submit(scheduler: &mut Scheduler, own: u32, n_prompt: usize) {
         queue_deadline_us: None,
         deadline_us: Some(u64::MAX - u64::from(own)),
         is_constrained: false,
-        manner: None,
+        sampling_key: None,
         context_shift: None,
         fork_of: None,
     });

@@ -76,7 +76,7 @@ pub use pages::store::{
     KeptKind, KeptName, KeptPage, Offer, PageSink, PageStore, PrefixPart, SharedPageStore,
 };
 pub use params::context_shift::ContextShift;
-pub use params::sampling_key::Manner;
+pub use params::sampling_key::SamplingKey;
 pub use params::{EngineConfig, ForwardParams, ForwardRows, GenerateParams, MAX_SAMPLES};
 pub use plan::outcome::{End, Outcome, RowResult, SeqSummary};
 pub use plan::scheduler::adapters::AdaptersInUse;

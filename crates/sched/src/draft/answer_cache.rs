@@ -1,7 +1,7 @@
 //! [`AnswerCache`]: earlier answers, from which the same answer is drafted when it is requested again.
 //!
 //! This is all that a request's drafts take from other requests, so what they can reveal is decided here. An
-//! answer's name covers its whole prompt, its domain of the prefix cache, and its [`Manner`](crate::Manner).
+//! answer's name covers its whole prompt, its domain of the prefix cache, and its [`SamplingKey`](crate::SamplingKey).
 //! A request that finds it would therefore generate the same tokens without it. Invariants: an answer without
 //! such a name is not kept; the kept answers stay within the bound.
 

@@ -339,7 +339,7 @@ impl DraftModel {
             queue_deadline_us: None,
             deadline_us: None,
             is_constrained: false,
-            manner: None,
+            sampling_key: None,
             media: Arc::from([]),
             context_shift: None,
             fork_of: None,

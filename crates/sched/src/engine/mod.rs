@@ -358,7 +358,7 @@ impl Engine {
         let (events, receiver) = channel(buffer);
         let submitted_us = self.inner.epoch.elapsed().as_micros() as u64;
         let n_tokens = tokens.len();
-        let manner = job.manner();
+        let sampling_key = job.sampling_key();
         let request = self.inner.mailbox.submit(
             n_samples as usize,
             n_tokens,
@@ -368,7 +368,7 @@ impl Engine {
                 request,
                 tokens,
                 job,
-                manner,
+                sampling_key,
                 events,
                 submitted_us,
             },

@@ -134,22 +134,22 @@ impl PrefixHasher {
 
     /// Returns the name of the answer to a prompt of whole pages, ending with `parent`, followed by `tail`,
     /// which begins with input `first`. Two requests have equal names exactly if their prompts, media,
-    /// tenants, adapters and manners are equal.
+    /// tenants, adapters and sampling keys are equal.
     pub(crate) fn name_answer(
         &self,
         parent: PageKey,
         tail: &[u32],
         first: usize,
         media: &[MediaSpan],
-        manner: &[u8],
+        sampling_key: &[u8],
     ) -> PageKey {
         debug_assert!(tail.len() < PAGE_TOKENS);
         self.hash(|hasher| {
             // Each part is preceded by its length.
             hasher.write_u128(parent.0);
             hasher.write_u64(tail.len() as u64);
-            hasher.write_u64(manner.len() as u64);
-            hasher.write(manner);
+            hasher.write_u64(sampling_key.len() as u64);
+            hasher.write(sampling_key);
             for &token in tail {
                 hasher.write_u32(token);
             }

@@ -1,7 +1,7 @@
-//! [`Manner`]: everything besides the prompt that determines an answer.
+//! [`SamplingKey`]: everything besides the prompt that determines an answer.
 //!
-//! One request may draft its answer from another's only if their manners are equal. Invariant: two answers to
-//! one prompt in one manner are the same text, except for where they end and for rounding that depends on the
+//! One request may draft its answer from another's only if their sampling keys are equal. Invariant: two answers to
+//! one prompt with one sampling key are the same text, except for where they end and for rounding that depends on the
 //! other rows of a step.
 
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use crate::params::GenerateParams;
 
 /// Identifies how the tokens of an answer are chosen, if the choice is deterministic.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Manner(Arc<[u8]>);
+pub struct SamplingKey(Arc<[u8]>);
 
-impl Manner {
-    /// Returns the manner of a request; `None` if its tokens are drawn randomly or given, or if its
+impl SamplingKey {
+    /// Returns the sampling key of a request; `None` if its tokens are drawn randomly or given, or if its
     /// constraint has no name.
     pub(crate) fn of(params: &GenerateParams) -> Option<Self> {
         // The pattern lists every field, so that a new one cannot be overlooked.
@@ -46,7 +46,7 @@ impl Manner {
             return None;
         }
         let mut bytes = Vec::new();
-        // Each part begins with its number, and a list with its length, so that different manners never have
+        // Each part begins with its number, and a list with its length, so that different sampling keys never have
         // the same bytes.
         if params.sampling.penalizes_tokens() {
             bytes.push(1);
@@ -111,10 +111,10 @@ mod tests {
     use super::*;
     use crate::masks::constraint::ConstraintSource;
 
-    fn of(change: impl Fn(&mut GenerateParams)) -> Option<Manner> {
+    fn of(change: impl Fn(&mut GenerateParams)) -> Option<SamplingKey> {
         let mut params = GenerateParams::default();
         change(&mut params);
-        Manner::of(&params)
+        SamplingKey::of(&params)
     }
 
     #[test]
@@ -130,7 +130,7 @@ mod tests {
         };
         let begin =
             || -> Box<dyn crate::masks::constraint::TokenConstraint> { unreachable!("it is not begun") };
-        let manners = [
+        let keys = [
             of(|_| {}),
             of(|params| params.sampling.repeat_penalty = 1.1),
             of(|params| params.sampling.presence_penalty = 0.1),
@@ -152,8 +152,8 @@ mod tests {
             of(|params| params.constraint = Some(ConstraintSource::new(begin).named(b"a".to_vec()))),
             of(|params| params.constraint = Some(ConstraintSource::new(begin).named(b"b".to_vec()))),
         ];
-        for (at, manner) in manners.iter().enumerate() {
-            assert!(manner.is_some() && !manners[..at].contains(manner), "{at}");
+        for (at, key) in keys.iter().enumerate() {
+            assert!(key.is_some() && !keys[..at].contains(key), "{at}");
         }
         assert_eq!(
             of(|params| params.constraint = Some(ConstraintSource::new(begin))),

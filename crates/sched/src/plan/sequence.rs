@@ -17,7 +17,7 @@ use crate::{
     },
     params::{
         context_shift::{ContextShift, Shift},
-        sampling_key::Manner,
+        sampling_key::SamplingKey,
     },
     plan::step_plan::{PlannedOutput, PlannedRow},
 };
@@ -77,7 +77,7 @@ pub struct SeqSpec {
     pub is_constrained: bool,
     /// Everything besides its inputs that determines its tokens, if it may draft them from another sequence's
     /// answer; `None` if it may not.
-    pub manner: Option<Manner>,
+    pub sampling_key: Option<SamplingKey>,
     /// Its non-token inputs, in the order of their places.
     pub media: Arc<[MediaSpan]>,
     /// How it continues when the context is full, and the size of the context; `None` ends it at `max_len`,
@@ -190,7 +190,7 @@ pub(crate) struct Sequence {
     pub(crate) uses_prefix_cache: bool,
     pub(crate) salt: u64,
     pub(crate) adapter: Option<AdapterId>,
-    pub(crate) manner: Option<Manner>,
+    pub(crate) sampling_key: Option<SamplingKey>,
     /// The name under which its answer is kept.
     pub(crate) answer_name: Option<AnswerName>,
     pub(crate) media: Arc<[MediaSpan]>,
@@ -268,7 +268,7 @@ impl Sequence {
             uses_prefix_cache: spec.uses_prefix_cache,
             salt: spec.salt,
             adapter: spec.adapter,
-            manner: spec.manner,
+            sampling_key: spec.sampling_key,
             answer_name: None,
             media: spec.media,
             queue_deadline_us: spec.queue_deadline_us,

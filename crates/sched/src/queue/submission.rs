@@ -15,7 +15,7 @@ use crate::{
     pages::group::pages_needed,
     params::{
         ForwardParams, ForwardRows, GenerateParams, MAX_SAMPLES, context_shift::ContextShift,
-        sampling_key::Manner,
+        sampling_key::SamplingKey,
     },
     plan::sequence::{SeqSpec, Work},
     queue::event::{Event, RequestId},
@@ -27,8 +27,8 @@ pub(crate) struct Submission {
     pub(crate) request: RequestId,
     pub(crate) tokens: Vec<u32>,
     pub(crate) job: Job,
-    /// The manner of each sample's tokens.
-    pub(crate) manner: Option<Manner>,
+    /// The sampling key of each sample's tokens.
+    pub(crate) sampling_key: Option<SamplingKey>,
     pub(crate) events: Sender<Event>,
     /// Microseconds since the engine began.
     pub(crate) submitted_us: u64,
@@ -51,9 +51,9 @@ pub(crate) enum Job {
 }
 
 impl Job {
-    pub(crate) fn manner(&self) -> Option<Manner> {
+    pub(crate) fn sampling_key(&self) -> Option<SamplingKey> {
         match self {
-            Self::Generate { params, .. } => Manner::of(params),
+            Self::Generate { params, .. } => SamplingKey::of(params),
             Self::Forward(_) => None,
         }
     }
@@ -171,7 +171,7 @@ impl Submission {
                 queue_deadline_us: params.queue_timeout.map(at),
                 deadline_us: params.deadline.map(at),
                 is_constrained: params.constraint.is_some(),
-                manner: self.manner.clone(),
+                sampling_key: self.sampling_key.clone(),
                 context_shift: *context_shift,
                 fork_of,
             },
@@ -189,7 +189,7 @@ impl Submission {
                 queue_deadline_us: params.queue_timeout.map(at),
                 deadline_us: params.deadline.map(at),
                 is_constrained: false,
-                manner: None,
+                sampling_key: None,
                 context_shift: None,
                 fork_of,
             },

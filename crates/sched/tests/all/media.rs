@@ -50,7 +50,7 @@ fn submit(scheduler: &mut Scheduler, n_tokens: usize, n_more: usize, media: &[Me
         queue_deadline_us: None,
         deadline_us: None,
         is_constrained: false,
-        manner: None,
+        sampling_key: None,
         context_shift: None,
         fork_of: None,
     })

@@ -93,7 +93,7 @@ impl Trace {
             queue_deadline_us: None,
             deadline_us: None,
             is_constrained: false,
-            manner: None,
+            sampling_key: None,
             context_shift: None,
             fork_of,
         });

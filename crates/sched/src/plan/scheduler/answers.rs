@@ -8,7 +8,7 @@ use tokenmill_backend::PAGE_TOKENS;
 use crate::{
     arena::SeqId,
     draft::{answer_cache::AnswerName, lookup::EarlierAnswer},
-    params::sampling_key::Manner,
+    params::sampling_key::SamplingKey,
     plan::{outcome::End, scheduler::Scheduler, sequence::Sequence},
 };
 
@@ -20,15 +20,15 @@ impl Scheduler {
         let n_tokens = sequence.tokens.len();
         // Answers are shared exactly where the prefix cache shares pages.
         let is_shared = sequence.uses_prefix_cache && n_tokens >= PAGE_TOKENS && sequence.n_dropped == 0;
-        let Some(manner) = sequence.manner.clone().filter(|_| looks_up && is_shared) else {
+        let Some(sampling_key) = sequence.sampling_key.clone().filter(|_| looks_up && is_shared) else {
             return;
         };
         self.ensure_page_keys(id, n_tokens / PAGE_TOKENS);
-        let name = self.answer_name(&self.sequences[id], &manner);
+        let name = self.answer_name(&self.sequences[id], &sampling_key);
         let sequence = &mut self.sequences[id];
         sequence.answer_name = Some(name);
         // Drop it early: the name of a constraint may be a whole grammar.
-        sequence.manner = None;
+        sequence.sampling_key = None;
         if let Some(earlier) = self.answers.get(name) {
             let drafter = sequence.drafter.as_mut();
             drafter
@@ -37,14 +37,14 @@ impl Scheduler {
         }
     }
 
-    fn answer_name(&self, sequence: &Sequence, manner: &Manner) -> AnswerName {
+    fn answer_name(&self, sequence: &Sequence, sampling_key: &SamplingKey) -> AnswerName {
         let n_pages = sequence.tokens.len() / PAGE_TOKENS;
         let name = self.hasher.name_answer(
             sequence.page_keys[n_pages - 1],
             &sequence.tokens[n_pages * PAGE_TOKENS..],
             n_pages * PAGE_TOKENS,
             &sequence.media,
-            manner.bytes(),
+            sampling_key.bytes(),
         );
         AnswerName::new(name)
     }

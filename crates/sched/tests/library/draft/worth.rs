@@ -176,7 +176,7 @@ impl Timed {
             .submit(1, N_PROMPT, None, Admission::Bounded, |request| Submission {
                 request,
                 tokens,
-                manner: job.manner(),
+                sampling_key: job.sampling_key(),
                 job,
                 events,
                 submitted_us: 0,

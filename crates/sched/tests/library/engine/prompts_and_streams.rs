@@ -110,7 +110,7 @@ impl Engine {
             .submit(1, n_prompt, None, Admission::Bounded, |request| Submission {
                 request,
                 tokens: prompt(100 + number, number, 0, n_prompt),
-                manner: job.manner(),
+                sampling_key: job.sampling_key(),
                 job,
                 events,
                 submitted_us: 0,

@@ -530,7 +530,7 @@ fn arrive(caller: &Caller, world: &World, mailbox: &Arc<Mailbox>, now_us: u64) -
         |request| Submission {
             request,
             tokens,
-            manner: job.manner(),
+            sampling_key: job.sampling_key(),
             job,
             events,
             submitted_us: now_us,
