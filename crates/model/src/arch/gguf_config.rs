@@ -41,25 +41,8 @@ pub(super) struct GgufConfig<'a> {
     pub(super) with_nextn: bool,
     /// The facts of a folder, whose keys have no tensors with them; `None` for a file.
     pub(super) facts: Option<&'a FolderFacts>,
-    /// Keys that the description has read.
-    pub(super) asked: Asked,
-}
-
-/// The set of keys that were read, without the architecture prefix.
-#[derive(Default)]
-pub(super) struct Asked(RefCell<BTreeSet<String>>);
-
-impl Asked {
-    fn add(&self, name: &str) {
-        if !self.contains(name) {
-            self.0.borrow_mut().insert(name.to_owned());
-        }
-    }
-
-    /// Says whether a key was read.
-    pub(super) fn contains(&self, name: &str) -> bool {
-        self.0.borrow().contains(name)
-    }
+    /// Keys that the description has read, without the architecture prefix.
+    pub(super) read_keys: RefCell<BTreeSet<String>>,
 }
 
 impl<'a> GgufConfig<'a> {
@@ -77,7 +60,7 @@ impl<'a> GgufConfig<'a> {
             n_vocab,
             with_nextn: false,
             facts: None,
-            asked: Asked::default(),
+            read_keys: RefCell::default(),
         }
     }
 }
@@ -97,29 +80,34 @@ impl GgufConfig<'_> {
     }
 
     /// Returns the full name of a key and records that the description reads it.
-    fn asked(&self, name: &str) -> String {
-        self.asked.add(name);
+    fn read_key(&self, name: &str) -> String {
+        self.read_keys.borrow_mut().insert(name.to_owned());
         self.key(name)
     }
 
+    /// Returns whether the description has read a key.
+    pub(super) fn has_read(&self, name: &str) -> bool {
+        self.read_keys.borrow().contains(name)
+    }
+
     /// Returns a value without recording that it was read.
-    pub(super) fn unasked(&self, name: &str) -> Option<&Value> {
+    pub(super) fn peek(&self, name: &str) -> Option<&Value> {
         self.metadata.get(&self.key(name))
     }
 
     /// Returns an optional value.
     pub(super) fn value(&self, name: &str) -> Option<&Value> {
-        self.metadata.get(&self.asked(name))
+        self.metadata.get(&self.read_key(name))
     }
 
     /// Reads a required count.
     pub(super) fn usize(&self, name: &str) -> Result<usize, LoadError> {
-        Ok(self.metadata.usize(&self.asked(name))?)
+        Ok(self.metadata.usize(&self.read_key(name))?)
     }
 
     /// Reads an optional count.
     pub(super) fn opt_usize(&self, name: &str) -> Result<Option<usize>, LoadError> {
-        Ok(self.metadata.opt_usize(&self.asked(name))?)
+        Ok(self.metadata.opt_usize(&self.read_key(name))?)
     }
 
     /// Reads an optional count; 0 means that it is absent. Files that llama.cpp saves have all its keys, with 0 for unset ones.
@@ -129,17 +117,17 @@ impl GgufConfig<'_> {
 
     /// Reads an optional number.
     pub(super) fn opt_f32(&self, name: &str) -> Result<Option<f32>, LoadError> {
-        Ok(self.metadata.opt_f32(&self.asked(name))?)
+        Ok(self.metadata.opt_f32(&self.read_key(name))?)
     }
 
     /// Reads an optional boolean.
     pub(super) fn opt_bool(&self, name: &str) -> Result<Option<bool>, LoadError> {
-        Ok(self.metadata.opt_bool(&self.asked(name))?)
+        Ok(self.metadata.opt_bool(&self.read_key(name))?)
     }
 
     /// Reads an optional string.
     pub(super) fn opt_str(&self, name: &str) -> Result<Option<&str>, LoadError> {
-        Ok(self.metadata.opt_str(&self.asked(name))?)
+        Ok(self.metadata.opt_str(&self.read_key(name))?)
     }
 
     /// Reads an optional number; 0 counts as absent.
@@ -158,7 +146,7 @@ impl GgufConfig<'_> {
         name: &str,
         n_layers: usize,
     ) -> Result<Option<Vec<bool>>, LoadError> {
-        let key = self.asked(name);
+        let key = self.read_key(name);
         let listed: Vec<bool> = match self.metadata.get(&key) {
             None => return Ok(None),
             Some(Value::Array(Array::Bool(claims))) => claims.clone(),
@@ -180,7 +168,7 @@ impl GgufConfig<'_> {
     /// unset ones.
     pub(super) fn is_saved_by_reader(&self) -> bool {
         // No converter writes a negative number here.
-        let factor = self.unasked("rope.scaling.yarn_ext_factor");
+        let factor = self.peek("rope.scaling.yarn_ext_factor");
         matches!(factor, Some(Value::F32(factor)) if *factor < 0.0)
     }
 
@@ -203,7 +191,7 @@ impl GgufConfig<'_> {
     }
 
     fn opt_per_layer(&self, name: &str, n_layers: usize) -> Result<Option<Vec<usize>>, LoadError> {
-        let values = self.metadata.opt_u32_per_layer(&self.asked(name), n_layers)?;
+        let values = self.metadata.opt_u32_per_layer(&self.read_key(name), n_layers)?;
         Ok(values.map(|values| values.iter().map(|&value| value as usize).collect()))
     }
 
@@ -377,7 +365,7 @@ impl GgufConfig<'_> {
         let (head_dim_k, head_dim_v) = (width("attention.key_length")?, width("attention.value_length")?);
         let window = self.opt_count("attention.sliding_window")?;
         // Read if the file lists which layers have the window.
-        let pattern = match self.unasked(WINDOW_PATTERN) {
+        let pattern = match self.peek(WINDOW_PATTERN) {
             Some(Value::Array(_)) if window.is_some() => {
                 self.opt_flags(WINDOW_PATTERN_NAME, WINDOW_PATTERN, n_blocks)?
             }

@@ -43,7 +43,7 @@ pub(super) fn refuse(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result
     let of_experts = if has_experts { EXPERT_KEYS } else { &[] };
     for (name, neutral) in KEYS.iter().chain(of_experts) {
         let is_neutral = |number: &f64| neutral.contains(number);
-        let Some(value) = config.unasked(name).filter(|_| !config.asked.contains(name)) else {
+        let Some(value) = config.peek(name).filter(|_| !config.has_read(name)) else {
             continue;
         };
         if !numbers(value).is_some_and(|numbers| numbers.iter().all(is_neutral)) {
@@ -95,7 +95,7 @@ fn agree<'d>(
     parts: impl IntoIterator<Item = &'d AttentionDescriptor>,
     own: impl Fn(&AttentionDescriptor) -> Option<f64>,
 ) -> Result<(), LoadError> {
-    let Some(value) = config.unasked(name) else {
+    let Some(value) = config.peek(name) else {
         return Ok(());
     };
     let said = match numbers(value).as_deref() {
@@ -114,7 +114,7 @@ fn agree<'d>(
 /// Checks the keys of layers with a window.
 fn windows(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result<(), LoadError> {
     let name = "attention.sliding_window";
-    if let Some(value) = config.unasked(name)
+    if let Some(value) = config.peek(name)
         && numbers(value).is_none_or(|numbers| numbers != [0.0])
         && descriptor.attentions().next().is_none()
     {
@@ -146,7 +146,7 @@ fn scores(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result<(), LoadEr
         .layers
         .iter()
         .any(|layer| layer.mixer.latent().is_some());
-    match config.unasked(name) {
+    match config.peek(name) {
         Some(value) if has_latents && numbers(value).is_none_or(|numbers| numbers != [0.0]) => {
             Err(left_over(config, name, value))
         }
@@ -158,7 +158,7 @@ fn scores(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result<(), LoadEr
 fn positions(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result<(), LoadError> {
     let name = "rope.dimension_sections";
     // No image axis rotates the pairs of a fourth section, and text tokens have no position for them.
-    if let Some(value) = config.unasked(name)
+    if let Some(value) = config.peek(name)
         && numbers(value).is_none_or(|sections| sections.iter().skip(3).any(|&n_pairs| n_pairs != 0.0))
     {
         return Err(left_over(config, name, value));
@@ -173,7 +173,7 @@ fn positions(config: &GgufConfig<'_>, descriptor: &Descriptor) -> Result<(), Loa
         let latent = layer.mixer.latent().and_then(|latent| latent.rope);
         !has_rope && attention.or(latent).is_some()
     });
-    match config.unasked(name) {
+    match config.peek(name) {
         Some(value) if is_other => Err(left_over(config, name, value)),
         _ => Ok(()),
     }
