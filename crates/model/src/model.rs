@@ -19,6 +19,7 @@ use crate::{
     AdapterReader, ControlVector, Descriptor, LoadError, LoadProgress, ModelExecutor, ModelOptions,
     WeightSource,
     arch::{self, HfNetwork},
+    gguf_header::GgufHeader,
     hf_config::HfConfig,
     network::Network,
     nextn::SharedWeights,
@@ -64,7 +65,7 @@ impl Model {
     /// As [`Self::open`].
     pub fn from_gguf(file: GgufFile) -> Result<Self, LoadError> {
         Ok(Self {
-            descriptor: arch::describe_gguf(&file)?,
+            descriptor: arch::describe_header(GgufHeader::of_file(&file)?)?,
             weights: Weights::Gguf(file),
         })
     }

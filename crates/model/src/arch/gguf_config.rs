@@ -63,9 +63,7 @@ impl<'a> GgufConfig<'a> {
             read_keys: RefCell::default(),
         }
     }
-}
 
-impl GgufConfig<'_> {
     /// Returns whether queries and keys are normed: as the folder states, or if the file has a tensor.
     pub(super) fn has_qk_norm(&self, tensor: &str) -> bool {
         match self.facts {

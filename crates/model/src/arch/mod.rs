@@ -63,7 +63,7 @@ mod value_keys;
 use std::collections::BTreeMap;
 
 use tokenmill_backend::Pooling;
-use tokenmill_gguf::{GgufFile, Metadata};
+use tokenmill_gguf::Metadata;
 
 use crate::{
     Descriptor, LoadError,
@@ -247,12 +247,7 @@ pub(crate) fn describe_nextn(header: GgufHeader<'_>) -> Result<Option<(Descripto
     Ok(Some((descriptor, layer_idx)))
 }
 
-/// Describes the network in a GGUF file.
-pub(crate) fn describe_gguf(file: &GgufFile) -> Result<Descriptor, LoadError> {
-    describe_header(GgufHeader::of_file(file)?)
-}
-
-/// Describes the network of a GGUF header.
+/// Describes the network of a GGUF file's header.
 pub(crate) fn describe_header(header: GgufHeader<'_>) -> Result<Descriptor, LoadError> {
     let (row, config) = open_gguf(header)?;
     let named = |error| with_key(error, Form::Gguf(&config));
