@@ -1,10 +1,10 @@
 //! [`LoadArgs`]: the options that determine how a model is loaded. `place` chooses the devices,
-//! `telling` loads and reports.
+//! `report` loads and reports.
 //!
 //! Every command that computes takes them. Invariant: an option is obeyed or refused by name.
 
 mod place;
-mod telling;
+mod report;
 
 use std::{env, fs, path::Path};
 
@@ -20,7 +20,7 @@ use tokenmill_quant::CpuFeatures;
 
 use crate::{engine_args::EngineArgs, failure::Failure, model_name::FetchArgs};
 
-pub(crate) use telling::{
+pub(crate) use report::{
     about_cut_context, about_long_context, about_threads, load, load_network, load_opened,
 };
 
@@ -105,9 +105,9 @@ impl LoadArgs {
                 (_, placement) => placement,
             },
             measurements: self.measurements()?,
-            on_plan: Some(PlanObserver(telling::say_plan)),
-            on_split: Some(SplitObserver(telling::say_split)),
-            on_gpu_check: Some(GpuCheckObserver(telling::tell)),
+            on_plan: Some(PlanObserver(report::say_plan)),
+            on_split: Some(SplitObserver(report::say_split)),
+            on_gpu_check: Some(GpuCheckObserver(report::tell)),
             ..direct
         })
     }

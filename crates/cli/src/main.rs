@@ -9,11 +9,11 @@
 
 mod adapters;
 mod argv;
-mod asking;
-mod besides;
 mod commands;
+mod companions;
 mod constraint;
 mod context_shift;
+mod conversation;
 mod echo;
 mod engine_args;
 mod failure;

@@ -51,7 +51,7 @@ pub(crate) struct FetchArgs {
 /// Files to download besides a named model that is not on this machine. A model that is there without them is
 /// used as it is.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Besides {
+pub(crate) struct Companions {
     /// Its image encoder.
     pub(crate) encoder: bool,
     /// Its MTP layers.
@@ -64,20 +64,20 @@ impl FetchArgs {
     /// # Errors
     /// A name that means nothing, a download that fails, or no yes to one.
     pub(crate) fn resolve(&self, model: &Path) -> Result<PathBuf, Failure> {
-        self.resolve_with(model, Besides::default())
+        self.resolve_with(model, Companions::default())
     }
 
     /// As [`Self::resolve`], with the files that the command can use besides the model, where its repository has them.
     ///
     /// # Errors
     /// As [`Self::resolve`].
-    pub(crate) fn resolve_with(&self, model: &Path, besides: Besides) -> Result<PathBuf, Failure> {
+    pub(crate) fn resolve_with(&self, model: &Path, companions: Companions) -> Result<PathBuf, Failure> {
         let Some(name) = SourceName::of_path(model)? else {
             return Ok(model.to_owned());
         };
         let settings = self.settings();
         let mut wishes = wishes();
-        (wishes.with_projector, wishes.with_nextn) = (besides.encoder, besides.nextn);
+        (wishes.with_projector, wishes.with_nextn) = (companions.encoder, companions.nextn);
         match name.find_stored(&wishes, &settings) {
             Ok(Some(found)) => return Ok(found.path),
             Err(error) if settings.is_offline => return Err(Failure::of_name(&name, error)),

@@ -27,10 +27,10 @@ use self::{
 };
 use crate::{
     adapters::AdapterArgs,
-    asking::{self, AskingArgs, check_template, with_system},
-    besides,
+    companions,
     constraint::ConstraintArgs,
     context_shift::ContextShiftArgs,
+    conversation::{self, ConversationArgs, check_template, with_system},
     echo::{Typed, Unechoed},
     failure::Failure,
     input::read_text,
@@ -69,7 +69,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     session: SessionArgs,
     #[command(flatten)]
-    asking: AskingArgs,
+    conversation: ConversationArgs,
     #[command(flatten)]
     constraint: ConstraintArgs,
     #[command(flatten)]
@@ -90,9 +90,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     args.session.check_adapters(&args.adapters)?;
     args.session.check_gpus(&args.load)?;
     args.context_shift.check_session(&args.session)?;
-    let asking = args.asking.read()?;
+    let tools = args.conversation.read_tools()?;
     let constraint = args.constraint.constraint()?;
-    let wanted = besides::of_generating(&args.vision, &args.speculation, &args.load)?;
+    let wanted = companions::of_generating(&args.vision, &args.speculation, &args.load)?;
     let path = args.load.fetch.resolve_with(&args.model, wanted)?;
     let model = session::open(
         &path,
@@ -102,7 +102,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         &args.context_shift,
         1,
         &args.vision,
-        &args.asking.template,
+        &args.conversation.template,
     )?;
     if model.engine().limits().is_encoder {
         return Err(EngineError::PredictsNoTokens.into());
@@ -112,9 +112,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let params = args.sampling.params(model.words(), model.n_ctx())?;
     let kept = args.session.open(&model, Unusable::GoesOn)?;
     let mut chat = Chat {
-        system: args.asking.system.clone(),
+        system: args.conversation.system.clone(),
         messages: Vec::new(),
-        tools: asking.tools,
+        tools,
         variables: Map::new(),
         attached: String::new(),
         images: Vec::new(),
@@ -128,8 +128,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         params,
         has_fixed_seed: args.sampling.has_fixed_seed(),
         n_predict: args.n_predict,
-        reasoning_budget: args.asking.reasoning_budget(),
-        shows_reasoning: !args.asking.hide_reasoning,
+        reasoning_budget: args.conversation.reasoning_budget(),
+        shows_reasoning: !args.conversation.hide_reasoning,
         adapter: args.adapters.only()?,
         constraint,
         computed: Vec::new(),
@@ -369,7 +369,8 @@ impl Chat {
     }
 
     fn answer(&mut self, model: &Model, interrupt: &Interrupt) -> Result<Answer, Failure> {
-        let mut prompt = asking::prompt(model, self.transcript(), self.tools.as_ref(), &self.variables)?;
+        let mut prompt =
+            conversation::prompt(model, self.transcript(), self.tools.as_ref(), &self.variables)?;
         let shift = model.engine().config().context_shift;
         if let Some(shift) = shift {
             let n_dropped = prompt.cut(shift, model.n_ctx());

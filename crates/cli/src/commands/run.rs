@@ -19,10 +19,10 @@ use tokenmill_text::EncodeOptions;
 
 use crate::{
     adapters::AdapterArgs,
-    asking::{self, AskingArgs, check_template, with_system},
-    besides,
+    companions,
     constraint::ConstraintArgs,
     context_shift::ContextShiftArgs,
+    conversation::{self, ConversationArgs, check_template, with_system},
     echo::{Typed, Unechoed},
     failure::Failure,
     help::ADVANCED,
@@ -98,7 +98,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     session: SessionArgs,
     #[command(flatten)]
-    asking: AskingArgs,
+    conversation: ConversationArgs,
     #[command(flatten)]
     constraint: ConstraintArgs,
     #[command(flatten)]
@@ -117,7 +117,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     // A model that is not there is said before a prompt is waited for.
-    let wanted = besides::of_generating(&args.vision, &args.speculation, &args.load)?;
+    let wanted = companions::of_generating(&args.vision, &args.speculation, &args.load)?;
     let path = args.load.fetch.resolve_with(&args.model, wanted)?;
     let source = ModelSource::find(&path)?;
     source.check()?;
@@ -154,7 +154,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
                 .hint("give the text to stop at, or leave it out"),
         );
     }
-    let asks_chat = args.chat || args.asking.is_given() || !args.image.is_empty();
+    let asks_chat = args.chat || args.conversation.is_given() || !args.image.is_empty();
     if asks_chat && args.raw {
         return Err(
             Failure::usage("`--raw` cannot be combined with the options of a conversation").hint(
@@ -168,7 +168,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
                 .hint("control tokens come from the chat template; leave `--special` out"),
         );
     }
-    if (args.raw || args.special) && args.asking.hide_reasoning {
+    if (args.raw || args.special) && args.conversation.hide_reasoning {
         return Err(Failure::usage(
             "`--hide-reasoning` needs a conversation: a text that is continued is shown as it is",
         )
@@ -182,7 +182,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let constraint = args.constraint.constraint()?;
     let has_shape = constraint.is_some();
     let adapter = args.adapters.only()?;
-    let asking = args.asking.read()?;
+    let tools = args.conversation.read_tools()?;
     let images = args.image.iter().map(|path| read_image(path));
     let images = images.collect::<Result<Vec<_>, _>>()?;
     let model = session::open(
@@ -193,7 +193,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         &args.context_shift,
         args.parallel,
         &args.vision.with_images(!images.is_empty()),
-        &args.asking.template,
+        &args.conversation.template,
     )?;
     let tokenizer = model.words().tokenizer();
     args.sampling.note_idle();
@@ -217,8 +217,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             .strip_suffix('\n')
             .map_or(prompt.as_str(), |text| text.strip_suffix('\r').unwrap_or(text));
         let message = json!({"role": "user", "content": vision::content(&images, content)});
-        let messages = with_system(args.asking.system.as_deref(), &[message]);
-        asking::prompt(&model, messages, asking.tools.as_ref(), &Map::new())?
+        let messages = with_system(args.conversation.system.as_deref(), &[message]);
+        conversation::prompt(&model, messages, tools.as_ref(), &Map::new())?
     } else {
         let options = EncodeOptions {
             parse_special: args.special,
@@ -246,7 +246,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         stops,
         n: args.parallel,
         constraint: if is_chat {
-            let budget = args.asking.reasoning_budget().max_tokens();
+            let budget = args.conversation.reasoning_budget().max_tokens();
             model.words().held_to(&asked, constraint, budget)?
         } else {
             constraint
@@ -263,7 +263,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let streams = !args.json && args.parallel == 1;
     let mut is_first = true;
     let mut is_shown = false;
-    let mut view = ReplyView::new(!args.asking.hide_reasoning);
+    let mut view = ReplyView::new(!args.conversation.hide_reasoning);
     let answers = session::generate(&model, prompt_ids, &params, &interrupt, &mut |piece| {
         if !streams {
             return Ok(());

@@ -13,7 +13,7 @@ use tokenmill::{
     placement::{BatchThreshold, DeviceLayers, Measurements, PlacementRequest},
 };
 
-use super::{LoadArgs, telling};
+use super::{LoadArgs, report};
 use crate::{failure::Failure, model_name::cache_folder};
 
 /// Selects the first GPU, as `flag` asks, or the CPU if no GPU can be used. Command lines are copied between machines, so only `--device`
@@ -24,7 +24,7 @@ fn gpu_or_cpu(flag: &str) -> Device {
         return Device::Cuda { ordinal: 0 };
     }
     SAID.call_once(|| {
-        telling::tell(&format!(
+        report::tell(&format!(
             "`{flag}` asks for a GPU, but no usable one was found: computing on the CPU (`--device cuda` insists on a GPU)"
         ));
     });

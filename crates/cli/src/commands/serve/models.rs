@@ -32,7 +32,7 @@ use super::{
     of_option,
 };
 use crate::{
-    besides,
+    companions,
     failure::Failure,
     model_name::{FetchArgs, served_name},
     numbers::{ByteSize, size_of},
@@ -327,7 +327,7 @@ fn flags_of_one(args: &Args) -> impl Iterator<Item = (bool, &'static str, &'stat
 /// A model of the command line, which is there.
 fn named(args: &Args, kept: Option<&PrefixFolder>, model: &Path) -> Result<FoundModel, Failure> {
     let flags = &args.model_flags.flags;
-    let wanted = besides::of_generating(&flags.vision, &flags.speculation, &flags.load)?;
+    let wanted = companions::of_generating(&flags.vision, &flags.speculation, &flags.load)?;
     let path = flags.load.fetch.resolve_with(model, wanted)?;
     ModelSource::find(&path)?.check()?;
     // A model named on the command line must exist, and so must its draft model.

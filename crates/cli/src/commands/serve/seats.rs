@@ -10,7 +10,7 @@ use tokenmill_server::{App, ServedModel, ServerConfig};
 
 use crate::{
     adapters::AdapterArgs,
-    besides,
+    companions,
     context_shift::ContextShiftArgs,
     failure::Failure,
     load::{LoadArgs, load},
@@ -89,7 +89,7 @@ pub(crate) fn load_app(
     adapters.add_to(&mut options);
     options.projector = vision.projector();
     template.add_to(&mut options)?;
-    let wanted = besides::of_generating(vision, seats.speculation, load_args)?;
+    let wanted = companions::of_generating(vision, seats.speculation, load_args)?;
     let path = load_args.fetch.resolve_with(model, wanted)?;
     let own_name = served_name(model, &path);
     let (given, variants) = if names.is_empty() {

@@ -1,4 +1,4 @@
-//! [`Asking`]: the options of a conversation, and its prompt.
+//! [`ConversationArgs`]: the options of a conversation; and its prompt.
 //!
 //! `run` and `chat` share them. Invariant: files and values are read and parsed before a model is loaded.
 
@@ -19,7 +19,7 @@ use crate::{failure::Failure, input::read_text, numbers::Limit, template::Templa
 /// How a model is asked through its chat template.
 #[derive(Args, Debug, Clone)]
 #[command(next_help_heading = "Conversation")]
-pub(crate) struct AskingArgs {
+pub(crate) struct ConversationArgs {
     /// Tell the model how to behave [short: -sys]
     #[arg(long, value_name = "TEXT")]
     pub(crate) system: Option<String>,
@@ -36,13 +36,7 @@ pub(crate) struct AskingArgs {
     pub(crate) hide_reasoning: bool,
 }
 
-/// Holds the parsed options.
-#[derive(Debug, Clone)]
-pub(crate) struct Asking {
-    pub(crate) tools: Option<Value>,
-}
-
-impl AskingArgs {
+impl ConversationArgs {
     /// Whether an option is given that is about a conversation.
     pub(crate) fn is_given(&self) -> bool {
         self.system.is_some()
@@ -56,14 +50,12 @@ impl AskingArgs {
         self.reasoning_budget.unwrap_or(Limit::Unbounded)
     }
 
-    /// Reads the files.
+    /// Reads the tools.
     ///
     /// # Errors
     /// A file that cannot be read, and tools that are not a JSON array or have no names of their own.
-    pub(crate) fn read(&self) -> Result<Asking, Failure> {
-        Ok(Asking {
-            tools: self.tools.as_deref().map(read_tools).transpose()?,
-        })
+    pub(crate) fn read_tools(&self) -> Result<Option<Value>, Failure> {
+        self.tools.as_deref().map(read_tools).transpose()
     }
 }
 

@@ -6,7 +6,8 @@
 use tokenmill::Device;
 
 use crate::{
-    failure::Failure, load::LoadArgs, model_name::Besides, speculation::SpeculationArgs, vision::VisionArgs,
+    failure::Failure, load::LoadArgs, model_name::Companions, speculation::SpeculationArgs,
+    vision::VisionArgs,
 };
 
 /// Selects the encoder and the MTP layers. The encoder is left out if `vision` switches it off or names one, or if a
@@ -18,10 +19,10 @@ pub(crate) fn of_generating(
     vision: &VisionArgs,
     speculation: &SpeculationArgs,
     load: &LoadArgs,
-) -> Result<Besides, Failure> {
+) -> Result<Companions, Failure> {
     let device = load.device()?;
     let is_divided = load.is_divided();
-    Ok(Besides {
+    Ok(Companions {
         // A divided model takes no images. If the device is left open, the CPU then computes the whole model.
         encoder: !(vision.is_off()
             || vision.names_file()
