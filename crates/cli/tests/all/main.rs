@@ -25,6 +25,7 @@ mod encoders;
 #[cfg(target_os = "linux")]
 mod floods;
 mod folders;
+mod foreign_options;
 #[cfg(target_os = "linux")]
 #[cfg(feature = "cuda")]
 mod gpu;
