@@ -19,7 +19,7 @@ const MAX_SCHEMAS: usize = 256;
 const MAX_BYTES: usize = 256 << 10;
 
 /// Keywords that do not restrict a value.
-const NOTES: [&str; 9] = [
+pub(super) const ANNOTATIONS: [&str; 8] = [
     "title",
     "description",
     "default",
@@ -28,7 +28,6 @@ const NOTES: [&str; 9] = [
     "$comment",
     "readOnly",
     "writeOnly",
-    "format",
 ];
 
 /// Resolves the references and combinations at the top of a schema where possible; `root` is the document with the schema.
@@ -95,7 +94,7 @@ fn join(all: &mut Map<String, Value>, keyword: String, of: Value) -> Option<()> 
         all.insert(keyword, of);
         return Some(());
     };
-    if *said == of || NOTES.contains(&keyword.as_str()) && keyword != "format" {
+    if *said == of || ANNOTATIONS.contains(&keyword.as_str()) {
         return Some(());
     }
     match (keyword.as_str(), said, of) {

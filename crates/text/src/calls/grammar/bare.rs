@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use super::{Hold, rules::quoted};
 use crate::{
     calls::{
-        see_through::seen_through,
+        see_through::{ANNOTATIONS, seen_through},
         value_kinds::{ValueKinds, Written},
     },
     constraint::Document,
@@ -23,36 +23,8 @@ const MAX_CHOICES: usize = 8;
 const INTEGER: &str = "/-?(0|[1-9][0-9]*)/";
 const NUMBER: &str = "/-?(0|[1-9][0-9]*)(\\.[0-9]+)?([eE][+\\-]?[0-9]+)?/";
 
-/// Keywords of strings that the rules for tags can express.
-const TEXT: [&str; 14] = [
-    "type",
-    "enum",
-    "const",
-    "pattern",
-    "minLength",
-    "maxLength",
-    "title",
-    "description",
-    "default",
-    "examples",
-    "deprecated",
-    "$comment",
-    "readOnly",
-    "writeOnly",
-];
-
-/// Keywords that name kinds of values, and keywords that do not restrict values.
-const NOTES: [&str; 9] = [
-    "type",
-    "title",
-    "description",
-    "default",
-    "examples",
-    "deprecated",
-    "$comment",
-    "readOnly",
-    "writeOnly",
-];
+/// Keywords that restrict strings and that the rules for tags can express.
+const TEXT: [&str; 5] = ["enum", "const", "pattern", "minLength", "maxLength"];
 
 /// Returns whether a schema restricts only the kinds of values.
 pub(super) fn names_kinds_only(schema: &Value) -> bool {
@@ -67,13 +39,18 @@ fn names_kinds_within(schema: &Value, depth: usize) -> bool {
         && fields.iter().all(|(keyword, of)| match keyword.as_str() {
             "anyOf" => (of.as_array())
                 .is_some_and(|choices| choices.iter().all(|choice| names_kinds_within(choice, depth - 1))),
-            keyword => NOTES.contains(&keyword),
+            keyword => is_kind_or_annotation(keyword),
         })
+}
+
+/// Returns whether a keyword names kinds of values, or does not restrict them.
+fn is_kind_or_annotation(keyword: &str) -> bool {
+    keyword == "type" || ANNOTATIONS.contains(&keyword)
 }
 
 /// Returns whether a keyword names kinds of values or restricts nothing.
 fn is_note(keyword: &str) -> bool {
-    NOTES.contains(&keyword) || matches!(keyword, "$defs" | "definitions")
+    is_kind_or_annotation(keyword) || matches!(keyword, "$defs" | "definitions")
 }
 
 /// Returns the choices of a schema that has no other restriction.
