@@ -123,9 +123,7 @@ fn read_bpe(source: &Source<'_>, pre: &str) -> Result<Parts, TokenizerError> {
                 from: " ".into(),
                 to: METASPACE.into(),
             });
-            if can_split_before_metaspace(source) {
-                steps.push(Step::BeforeMetaspace);
-            }
+            steps.extend(before_metaspace(source));
         } else if source.metadata.opt_bool(LOWERCASE)?.unwrap_or(false) {
             normalizers.push(Normalizer::Lowercase);
         }
@@ -183,12 +181,13 @@ fn read_merges(source: &Source<'_>) -> Result<Merges, TokenizerError> {
     Ok(merges)
 }
 
-/// Returns whether no token has a `▁` after another character, so that no merge crosses such a place.
-fn can_split_before_metaspace(source: &Source<'_>) -> bool {
-    source
+/// Returns the step that splits before `▁` if no token has one after another character, so that no merge crosses such a place.
+fn before_metaspace(source: &Source<'_>) -> Option<Step> {
+    let can_split = source
         .iter()
         .filter(|&(_, _, kind)| is_text(kind))
-        .all(|(_, text, _)| !text.trim_start_matches(METASPACE).contains(METASPACE))
+        .all(|(_, text, _)| !text.trim_start_matches(METASPACE).contains(METASPACE));
+    can_split.then_some(Step::BeforeMetaspace)
 }
 
 fn read_spm(source: &Source<'_>) -> Result<Parts, TokenizerError> {
@@ -212,11 +211,7 @@ fn read_spm(source: &Source<'_>) -> Result<Parts, TokenizerError> {
         model: Model::Spm(model),
         pieces: source.metaspace_pieces()?,
         normalizers,
-        steps: if can_split_before_metaspace(source) {
-            vec![Step::BeforeMetaspace]
-        } else {
-            Vec::new()
-        },
+        steps: before_metaspace(source).into_iter().collect(),
         strips_leading_space: adds_space,
         defaults: Defaults {
             bos: Some(1),
@@ -322,11 +317,7 @@ fn read_unigram(source: &Source<'_>) -> Result<Parts, TokenizerError> {
         model: Model::Unigram(model),
         pieces: source.metaspace_pieces()?,
         normalizers,
-        steps: if can_split_before_metaspace(source) {
-            vec![Step::BeforeMetaspace]
-        } else {
-            Vec::new()
-        },
+        steps: before_metaspace(source).into_iter().collect(),
         strips_leading_space: true,
         defaults: Defaults {
             eos: Some(1),

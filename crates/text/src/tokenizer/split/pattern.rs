@@ -118,26 +118,20 @@ impl Pattern {
                     emit(&text[span]);
                 }
             }),
-            Behavior::Contiguous => {
-                let mut open: Option<(Range<usize>, bool)> = None;
-                self.spans(text, &mut |span, is_match| match &mut open {
-                    Some((last, was_match)) if *was_match == is_match => last.end = span.end,
-                    _ => {
-                        if let Some((last, _)) = open.replace((span, is_match)) {
-                            emit(&text[last]);
-                        }
+            Behavior::Contiguous | Behavior::MergedWithPrevious => {
+                let is_contiguous = matches!(self.behavior, Behavior::Contiguous);
+                let joins = |was_match: bool, is_match: bool| {
+                    if is_contiguous {
+                        was_match == is_match
+                    } else {
+                        is_match && !was_match
                     }
-                });
-                if let Some((last, _)) = open {
-                    emit(&text[last]);
-                }
-            }
-            Behavior::MergedWithPrevious => {
+                };
                 let mut open: Option<(Range<usize>, bool)> = None;
                 self.spans(text, &mut |span, is_match| match &mut open {
-                    Some((last, was_match)) if is_match && !*was_match => {
+                    Some((last, was_match)) if joins(*was_match, is_match) => {
                         last.end = span.end;
-                        *was_match = true;
+                        *was_match = is_match;
                     }
                     _ => {
                         if let Some((last, _)) = open.replace((span, is_match)) {
