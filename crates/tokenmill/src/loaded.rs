@@ -64,11 +64,11 @@ pub enum LoadedDevice {
         n_gpu_layers: usize,
         /// Layers there are.
         n_layers: usize,
-        /// From where on the GPU computes the feed-forward networks that it has.
+        /// The steps in which the GPU computes its feed-forward networks.
         gpu_steps: GpuSteps,
-        /// How that is known.
+        /// When these steps were determined.
         steps_known: MeasuredWhen,
-        /// When the bandwidths behind the choice were measured; `None` if the placement was requested.
+        /// When the bandwidths for the choice were measured; `None` if the placement was requested.
         bandwidths_known: Option<MeasuredWhen>,
     },
     /// On a backend of the caller's own.

@@ -54,7 +54,7 @@ impl MtpFile {
         Ok(opened)
     }
 
-    /// The one next to a model that fits it: the nearest, then that which is called most like the model, then the smallest.
+    /// Finds the file for a model: the nearest, then the one with the most similar name, then the smallest.
     pub(crate) fn beside(
         source: &ModelSource,
         network: &Network,

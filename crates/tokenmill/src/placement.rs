@@ -1,4 +1,4 @@
-//! Divides a model between a GPU and the CPU: the parts that each computes, and the measurements behind the choice.
+//! Divides a model between a GPU and the CPU: the parts that each computes, and the measurements on which the choice rests.
 
 pub use tokenmill_placed::{
     Bandwidths, BatchThreshold, DeviceLayers, PartsRequest, PlacementRequest, Traffic,

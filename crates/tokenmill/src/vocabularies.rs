@@ -5,7 +5,7 @@
 
 use tokenmill_text::Tokenizer;
 
-/// Tokens that one of two vocabularies may have more, behind those of the other. Families fill theirs up to round numbers,
+/// Tokens that one of two vocabularies may have after all of the other. Families fill theirs up to round numbers,
 /// which differ with the size of the model. Source: llama.cpp, `common/speculative.cpp`, the largest difference that it takes.
 const MAX_MORE_TOKENS: usize = 128;
 

@@ -408,7 +408,7 @@ impl ModelWords {
         (self.tokenizer).decode(&prompt[prompt.len().saturating_sub(TAIL_TOKENS)..], options)
     }
 
-    /// Encodes plain text. `add_special` puts the tokens around it that the model expects, such as that of the beginning.
+    /// Encodes plain text. `add_special` adds the tokens that the model expects around it, such as BOS.
     pub fn encode_text(&self, text: &str, add_special: bool) -> Vec<u32> {
         let options = EncodeOptions {
             add_special,

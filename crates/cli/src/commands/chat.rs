@@ -180,7 +180,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
                     Line::Say { role, text } => chat.turn(&model, role, &text, &interrupt),
                     _ => chat.again(&model, &interrupt),
                 };
-                // A press that stopped the answer is served; the next one is a first one again.
+                // The press that stopped the answer has been handled; the next one counts as the first.
                 interrupt.clear();
                 result
             }
@@ -259,7 +259,7 @@ impl Chat {
         with_system(self.system.as_deref(), &self.messages)
     }
 
-    /// Takes up the conversation of the session's file. A system message that the command line gives is the one.
+    /// Continues the conversation of the session's file. A system message of the command line replaces that of the file.
     fn resume(&mut self) -> Result<(), Failure> {
         let Some(kept) = self.kept.as_ref().filter(|kept| !kept.notes.is_empty()) else {
             return Ok(());

@@ -286,7 +286,7 @@ fn log_sum_exp(logits: &[f32]) -> f64 {
 }
 
 impl Side {
-    /// Computes a chunk, and gives the logits of its second half's positions with the token behind each.
+    /// Computes a chunk, and passes on the logits of each position in its second half with the token that follows.
     fn each_row(&mut self, chunk: &[u32], on_row: &mut dyn FnMut(&[f32], u32)) -> Result<(), Failure> {
         let start = Instant::now();
         let params = ForwardParams {

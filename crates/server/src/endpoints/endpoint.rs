@@ -136,7 +136,7 @@ impl Endpoint {
         self
     }
 
-    /// Marks a probe: it needs no key, is asked all the time, and is answered by a full server, and while the model loads.
+    /// Marks a probe: it needs no key, is logged at the level of debugging, and is answered while the server is full or the model loads.
     pub(crate) const fn probe(mut self, while_loading: fn() -> Response) -> Self {
         self.while_loading = Some(while_loading);
         self.without_key().quiet()

@@ -48,7 +48,7 @@ pub(crate) async fn unload(models: Models, mut call: Call) -> Result<Response, A
     models.dismiss(idx);
     let listed = &models.listed_one(idx);
     let mut status = status_of(listed);
-    // It is on its way out, whatever still runs on it; lists have no word for that.
+    // The model is unloaded once its requests end; lists have no word for that state.
     if matches!(listed.status.doing, Doing::Loaded | Doing::Unloading) {
         status["value"] = "unloading".into();
     }

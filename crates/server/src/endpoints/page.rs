@@ -112,8 +112,8 @@ pub(crate) async fn page(
 
 /// Returns the answer to a `GET` of one of the page's paths; `None` for other paths, and where the page is not served.
 ///
-/// It needs no model, so a browser gets the page also while the model loads. The page is told how large a request may be, so that it can say so
-/// before it sends one. Names are looked up in a table, so a path can leave nothing.
+/// It needs no model, so a browser gets the page also while the model loads. The page contains the limit of a request's size, so that it can
+/// warn before it sends one. Names are looked up in a table, so no path leads to a file.
 pub(crate) fn at(config: &ServerConfig, path: &str) -> Option<Response> {
     if !config.has_page {
         return None;

@@ -44,9 +44,9 @@ const MAX_TOPICS: usize = 64;
 /// How long a peer may be silent.
 #[derive(Clone, Copy, Debug)]
 struct Patience {
-    /// A subscriber that asks for no topic so long is left.
+    /// How long a subscriber may take to name a topic before it is disconnected.
     first_topic: Duration,
-    /// A peer that is silent so long is asked whether it is there, and left if it is silent as long again.
+    /// Silence after which a peer gets a ping; as long again after it, the peer is disconnected.
     heartbeat: Duration,
 }
 
@@ -273,7 +273,7 @@ async fn read_topics(
     answer: &mpsc::Sender<Vec<u8>>,
 ) -> io::Result<()> {
     loop {
-        // A full queue means that something is on its way to the peer, who is asked once that has gone out.
+        // A full queue means that messages are on their way to the peer; the ping follows them.
         let ask = async { answer.send(ping()).await.map_err(io::Error::other) };
         let frame = read_beating(reader, MAX_TOPIC_BYTES, version, heartbeat, ask).await?;
         let (wants, topic) = match (command(&frame), frame.body.split_first()) {

@@ -136,7 +136,7 @@ impl Catalog {
         self.specs.iter().position(is_known)
     }
 
-    /// The model of a repository of which no other of those that are `present` is, or no other of the type that is named.
+    /// Finds the only model of a repository among those that are `present`, or the only one of the type that a name adds.
     pub(super) fn find_by_repository(&self, forms: &[String], present: &[usize]) -> Option<usize> {
         let is_of = |spec: &ModelSpec| {
             let mut names = spec.names.iter();

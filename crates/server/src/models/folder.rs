@@ -93,16 +93,16 @@ pub trait FolderManager: fmt::Debug + Send + Sync {
     /// Removes the files of interrupted downloads of a name. Returns whether there were any.
     ///
     /// # Errors
-    /// Fails if they cannot be removed, also because a download of that name runs.
+    /// Fails if they cannot be removed, for example because a download of that name runs.
     fn remove_partial(&self, name: &str) -> Result<bool, FolderError>;
 }
 
 /// Watches a download.
 pub trait PullWatch: Sync {
-    /// Takes notice of the bytes that have arrived, and of those of all files.
+    /// Receives the bytes that have arrived, and the bytes of all files.
     fn progress(&self, done_bytes: u64, total_bytes: u64);
 
-    /// Takes notice of something else, in words.
+    /// Receives other news, in words.
     fn status(&self, status: &str);
 
     /// Says whether the download is to end early.

@@ -11,16 +11,16 @@ type Fields = fn() -> &'static [Field];
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RequestTable {
     fields: Fields,
-    /// Names of those that must be.
+    /// Names of the required fields.
     pub(crate) required: &'static [&'static str],
-    /// A field whose value is an object, and the fields of that.
+    /// A field whose value is an object, and the fields of that object.
     pub(crate) inner: Option<(&'static str, Fields)>,
     /// Words after the paths in the title of its documentation.
     pub(crate) note: &'static str,
 }
 
 impl RequestTable {
-    /// Joins the fields of a request and the names of those that are required.
+    /// Joins the fields of a request and the names of the required ones.
     pub(crate) const fn new(fields: Fields, required: &'static [&'static str]) -> Self {
         Self {
             fields,
@@ -48,7 +48,7 @@ impl RequestTable {
     }
 }
 
-/// Declares a request type with its [`RequestTable`]: the struct, the table of its fields and the names of those that are required come
+/// Declares a request type with its [`RequestTable`]: the struct, the table of its fields and the names of the required ones come
 /// from one list. The type of an optional field is written without its `Option`. `others` are fields that no member reads.
 macro_rules! request {
     (

@@ -40,11 +40,11 @@ pub(crate) struct Tools {
     custom: BTreeSet<String>,
 }
 
-/// The tools of a request that are left out, since they would run on the servers of those who defined them.
+/// The tools that are left out of a request, because they run on the servers of their providers.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct IgnoredTools {
     kinds: BTreeSet<String>,
-    /// The kinds of those that have a name.
+    /// The kinds of the tools with names, by name.
     by_name: HashMap<String, String>,
 }
 
@@ -76,7 +76,7 @@ impl IgnoredTools {
         response
     }
 
-    /// Why the model cannot be made to call one of the tools that are left, of which there is none.
+    /// Why the model cannot be made to call a tool: none is left.
     fn none_left(&self) -> ApiError {
         let reason = if self.kinds.is_empty() {
             "needs `tools`".to_owned()

@@ -9,7 +9,7 @@ use std::{
 
 use tokenmill_sched::KeptName;
 
-/// The time of use on the disk may be so far behind.
+/// How much older the time of use on the disk may be than the last use.
 const TOUCH_INTERVAL: Duration = Duration::from_mins(1);
 
 /// A file by its name: that of its folder, and its own.

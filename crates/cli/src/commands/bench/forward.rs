@@ -58,7 +58,7 @@ impl Forward {
         n_tokens - self.n_stored
     }
 
-    /// Where the recurrent state of a run is that begins behind `first` tokens.
+    /// Returns the slots of the recurrent state for a run that begins after `first` tokens.
     fn state(&mut self, first: usize) -> SeqState {
         let is_here = self.has_snapshot && first == self.n_before;
         let is_passed = !self.has_snapshot && (first + 1..=self.n_stored).contains(&self.n_before);
@@ -73,7 +73,7 @@ impl Forward {
         }
     }
 
-    /// Computes `tokens` behind those that are stored, and the logits of the last. The caller keeps to the executor's
+    /// Computes `tokens` after the stored ones, and the logits of the last. The caller keeps to the executor's
     /// limits.
     ///
     /// # Errors

@@ -49,7 +49,7 @@ impl Distribution {
         &self.0
     }
 
-    /// The smallest measurement that `percent` of all do not exceed; 0 of none.
+    /// The smallest measurement that `percent` % of all do not exceed; 0 without measurements.
     pub(super) fn percentile(&self, percent: f64) -> f64 {
         let rank = (percent / 100.0 * self.0.len() as f64).ceil().max(1.0) as usize;
         self.0.get(rank - 1).copied().unwrap_or_default()

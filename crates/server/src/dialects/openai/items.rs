@@ -67,7 +67,7 @@ pub struct Other {
     /// Operation of a patch.
     #[serde(default)]
     operation: Value,
-    /// That a search for tools found.
+    /// The tools that a search found.
     #[serde(default)]
     tools: Value,
     /// Id by which older clients name the call of a result.
