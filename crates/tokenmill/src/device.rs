@@ -12,10 +12,10 @@ use crate::{
     compute::Compute,
     gpu,
     guesser::Guesser,
-    load_manner::load_with,
     load_plan::LoadPlan,
     loaded::{Loaded, LoadedDevice},
     machine_memory::{available_bytes, check_available, check_memory, lacks_memory, memory_limit},
+    quiet_load::load_with,
 };
 
 /// Loads a network on the device that `compute` chooses, and says where that is.

@@ -13,11 +13,11 @@ use crate::{
     Error,
     compute::Compute,
     draft_facts::{DraftFacts, LoadedGuesser, options_next_to},
-    load_manner::load_with,
     loaded::LoadedDevice,
     machine_memory::{self, available_bytes, memory_limit},
     memory_limit::MemoryLimit,
     model_source::ModelSource,
+    quiet_load::load_with,
     vocabularies::difference_of,
 };
 

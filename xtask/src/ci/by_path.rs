@@ -46,7 +46,7 @@ pub(super) const OF_SYSTEMS: &[&str] = &[
     "crates/server/src/lib.rs",
     "crates/server/src/sockets/",
     "crates/tokenmill/src/address_space.rs",
-    "crates/tokenmill/src/aside.rs",
+    "crates/tokenmill/src/atomic_write.rs",
     "crates/tokenmill/src/folder_lock.rs",
     "crates/tokenmill/src/low_priority.rs",
     "crates/tokenmill/src/prefix_folder/",

@@ -12,7 +12,7 @@ use std::{
 use serde_json::{Value, json};
 
 use crate::{
-    aside::write_aside,
+    atomic_write::write_atomically,
     checksum::checksum,
     measurements::{MeasuredWhen, Measurements},
 };
@@ -131,7 +131,7 @@ fn read(path: &Path, subject: &str) -> Option<Value> {
 fn write(folder: &Path, path: &Path, subject: &str, values: &Value) -> io::Result<()> {
     fs::create_dir_all(folder)?;
     let content = json!({ "format": FORMAT, "of": subject, "values": values });
-    write_aside(path, |file| {
+    write_atomically(path, |file| {
         io::Write::write_all(file, format!("{content:#}\n").as_bytes())
     })
 }

@@ -28,7 +28,7 @@ use tokenmill_sched::{KeptKind, KeptName, PageKey};
 use self::index::{EntryName, Index};
 use crate::{
     Error,
-    aside::remove_unfinished,
+    atomic_write::remove_unfinished,
     checksum::checksum,
     folder_lock::{FolderLock, private_file},
     format_text::format_text,

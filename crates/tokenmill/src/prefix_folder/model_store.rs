@@ -25,7 +25,7 @@ use tokenmill_sched::{KeptName, KeptPage, Offer, PageSink, PageStore};
 
 use super::{Folder, create_folder, file_name, index::EntryName};
 use crate::{
-    aside::write_unsynced,
+    atomic_write::write_unsynced,
     format_text::format_text,
     page_file::{EntrySums, PageFileHeader},
     session_error::SessionError,

@@ -21,7 +21,7 @@ use tokenmill_sched::{Engine, KeptKind, KeptName, PageKey, PrefixPart, PrefixRea
 
 use crate::{
     Answer, Error, Model,
-    aside::{self, write_aside},
+    atomic_write::{self, write_atomically},
     format_text::format_text,
     page_file::{EntrySums, PageFileHeader},
     session_error::SessionError,
@@ -278,7 +278,7 @@ impl Model {
                     max_bytes,
                 });
             }
-            write_aside(path, |file| draft.write(file))?;
+            write_atomically(path, |file| draft.write(file))?;
             Ok(size)
         };
         save().map_err(at(path))
@@ -329,7 +329,7 @@ impl Model {
 /// [`Error::Read`] where the folder cannot be read, or the files not removed.
 pub fn remove_unfinished_sessions(folder: impl AsRef<Path>) -> Result<(), Error> {
     let folder = folder.as_ref();
-    aside::remove_unfinished(folder).map_err(|source| Error::Read {
+    atomic_write::remove_unfinished(folder).map_err(|source| Error::Read {
         path: folder.to_owned(),
         source,
     })

@@ -31,7 +31,7 @@ fn save(engine: &Engine, path: &Path, tokens: &[u32]) -> Result<SessionSize, Ses
     };
     let draft = owner(engine).begin(&session)?;
     let size = draft.size;
-    write_aside(path, |file| draft.write(file))?;
+    write_atomically(path, |file| draft.write(file))?;
     assert_eq!(fs::metadata(path)?.len(), size.n_bytes);
     Ok(size)
 }

@@ -14,7 +14,7 @@ use tokenmill_model::{LoadError, LoadProgress};
 
 use crate::{compute::Compute, low_priority::at_low_priority};
 
-/// Loads on a backend in the manner that was requested.
+/// Loads on a backend, quietly if that was requested.
 ///
 /// # Errors
 /// As [`Model::load_on`].

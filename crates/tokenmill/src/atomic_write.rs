@@ -1,4 +1,4 @@
-//! [`write_aside`]: writes a file that exists completely or not at all.
+//! [`write_atomically`]: writes a file that exists completely or not at all.
 //!
 //! It protects the earlier file from a crash. Invariant: the name never refers to a partial file, and refers
 //! to the earlier file until the new bytes are on the disk.
@@ -17,7 +17,7 @@ const MAX_TAKEN: u32 = 1000;
 const UNFINISHED: &str = ".incomplete";
 
 /// Writes a file under another name in the same folder, brings it to the disk, and gives it its own.
-pub(crate) fn write_aside<E: From<io::Error>>(
+pub(crate) fn write_atomically<E: From<io::Error>>(
     path: &Path,
     write: impl FnOnce(&mut File) -> Result<(), E>,
 ) -> Result<(), E> {
@@ -28,7 +28,7 @@ pub(crate) fn write_aside<E: From<io::Error>>(
     Ok(sync_folder(path)?)
 }
 
-/// As [`write_aside`], but leaves it to the system when the bytes come to the disk: a power cut may cut the file.
+/// As [`write_atomically`], but leaves it to the system when the bytes come to the disk: a power cut may cut the file.
 pub(crate) fn write_unsynced<E: From<io::Error>>(
     path: &Path,
     write: impl FnOnce(&mut File) -> Result<(), E>,
@@ -116,14 +116,14 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a");
         let n_files = || fs::read_dir(folder.path()).unwrap().count();
-        write_aside(&path, |file| file.write_all(b"old")).unwrap();
-        let full = write_aside(&path, |file| {
+        write_atomically(&path, |file| file.write_all(b"old")).unwrap();
+        let full = write_atomically(&path, |file| {
             file.write_all(b"ne")?;
             Err(io::Error::from(io::ErrorKind::StorageFull))
         });
         assert_eq!(full.unwrap_err().kind(), io::ErrorKind::StorageFull);
         assert_eq!((fs::read(&path).unwrap(), n_files()), (b"old".to_vec(), 1));
-        write_aside(&path, |file| file.write_all(b"new")).unwrap();
+        write_atomically(&path, |file| file.write_all(b"new")).unwrap();
         assert_eq!((fs::read(&path).unwrap(), n_files()), (b"new".to_vec(), 1));
     }
 
@@ -134,10 +134,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a");
         let mode = || fs::metadata(&path).unwrap().permissions().mode() & 0o777;
-        write_aside(&path, |file| file.write_all(b"old")).unwrap();
+        write_atomically(&path, |file| file.write_all(b"old")).unwrap();
         assert_eq!(mode(), 0o600);
         fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
-        write_aside(&path, |file| file.write_all(b"new")).unwrap();
+        write_atomically(&path, |file| file.write_all(b"new")).unwrap();
         assert_eq!(mode(), 0o640);
     }
 
@@ -145,10 +145,10 @@ mod tests {
     fn what_a_killed_process_left_is_removed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a");
-        write_aside(&path, |file| file.write_all(b"whole")).unwrap();
+        write_atomically(&path, |file| file.write_all(b"whole")).unwrap();
         let (file, aside) = create_aside(&path).unwrap();
         // The next file with the name is not affected.
-        write_aside(&path, |file| file.write_all(b"newer")).unwrap();
+        write_atomically(&path, |file| file.write_all(b"newer")).unwrap();
         drop(file);
         assert!(aside.exists());
         remove_unfinished(folder.path()).unwrap();
