@@ -17,7 +17,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::{
     ApiError,
-    requests::off_thread::{QueueLimits, Wanted, off_thread_while_wanted, within},
+    requests::off_thread::{QueueLimits, Requester, off_thread_while_wanted, within},
 };
 
 /// The turns of an encoder.
@@ -53,10 +53,10 @@ impl EncoderQueue {
     pub(crate) async fn run<T, W>(&self, limits: QueueLimits, work: W) -> Result<T, ApiError>
     where
         T: Send + 'static,
-        W: FnOnce(&Wanted) -> T + Send + 'static,
+        W: FnOnce(&Requester) -> T + Send + 'static,
     {
         let nothing = async { Ok(()) };
-        self.run_with(limits, nothing, move |(), wanted| work(wanted))
+        self.run_with(limits, nothing, move |(), requester| work(requester))
             .await
     }
 
@@ -74,14 +74,14 @@ impl EncoderQueue {
     where
         N: Send + 'static,
         T: Send + 'static,
-        W: FnOnce(N, &Wanted) -> T + Send + 'static,
+        W: FnOnce(N, &Requester) -> T + Send + 'static,
     {
         let begun = Instant::now();
         let turn = self.turn(limits).await?;
         let made = async {
             let needed = needed.await?;
-            off_thread_while_wanted(move |wanted| {
-                let made = work(needed, wanted);
+            off_thread_while_wanted(move |requester| {
+                let made = work(needed, requester);
                 drop(turn);
                 made
             })
@@ -140,9 +140,9 @@ mod tests {
         let (tell, told) = mpsc::channel();
         let queue = Arc::clone(queue);
         let task = tokio::spawn(async move {
-            let work = move |wanted: &Wanted| {
+            let work = move |requester: &Requester| {
                 let _ = ended.recv();
-                let _ = tell.send(wanted.is_so());
+                let _ = tell.send(requester.is_waiting());
             };
             queue.run(limits(8, None, None), work).await
         });
@@ -168,7 +168,7 @@ mod tests {
         end.send(()).expect("it works");
         assert!(!told.recv().expect("it ends"));
         assert_eq!(
-            queue.run(limits(8, None, None), Wanted::is_so).await.ok(),
+            queue.run(limits(8, None, None), Requester::is_waiting).await.ok(),
             Some(true)
         );
         assert_eq!(queue.n_waiting.load(Ordering::Relaxed), 0);
@@ -228,8 +228,8 @@ mod tests {
     #[tokio::test]
     async fn work_that_takes_longer_than_its_request_may_is_given_up() {
         let queue = EncoderQueue::default();
-        let work = |wanted: &Wanted| {
-            while wanted.is_so() {
+        let work = |requester: &Requester| {
+            while requester.is_waiting() {
                 std::thread::yield_now();
             }
         };

@@ -42,10 +42,10 @@ use crate::{
     config::keys::{Peer, Tenant},
     model_names::ModelNames,
     requests::{
-        constraints::{Asked, asked, refusal},
+        constraints::{RequestedConstraint, refusal, requested_constraint},
         fields::{Body, Field},
         intake::{Intake, Received, Share},
-        off_thread::{QueueLimits, Wanted, off_thread},
+        off_thread::{QueueLimits, Requester, off_thread},
         sampling::SamplingFields,
     },
     telemetry::{
@@ -88,7 +88,7 @@ impl Common {
 
 /// Whether a model stays loaded as long as the server runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stay {
+pub(crate) enum Retention {
     /// It does.
     Fixed,
     /// It may be unloaded.
@@ -109,7 +109,7 @@ pub struct App {
     pub(crate) intake: Arc<Intake>,
     pub(crate) stored: Arc<StoredResponses>,
     pub(crate) slots: Slots,
-    pub(crate) stay: Stay,
+    pub(crate) retention: Retention,
     /// Throughput of generated tokens.
     pub(crate) throughput: Throughput,
     /// The requests whose images are encoded, or are to be.
@@ -123,15 +123,15 @@ pub struct App {
 impl App {
     /// Puts a server of one model together that has not begun.
     pub fn new(model: ServedModel, config: ServerConfig) -> Self {
-        Self::with(model, &Common::new(config), Stay::Fixed)
+        Self::with(model, &Common::new(config), Retention::Fixed)
     }
 
     /// Creates one of several models of a server.
     pub(crate) fn of_many(model: ServedModel, common: &Common) -> Self {
-        Self::with(model, common, Stay::Managed)
+        Self::with(model, common, Retention::Managed)
     }
 
-    fn with(model: ServedModel, common: &Common, stay: Stay) -> Self {
+    fn with(model: ServedModel, common: &Common, retention: Retention) -> Self {
         let model = if common.answers_any_name {
             model.answering_any_name()
         } else {
@@ -142,13 +142,17 @@ impl App {
         }
         let common = common.clone();
         Self {
-            metrics: Metrics::new(model.name(), model.engine().limits().n_pages, stay == Stay::Fixed),
+            metrics: Metrics::new(
+                model.name(),
+                model.engine().limits().n_pages,
+                retention == Retention::Fixed,
+            ),
             slots: Slots::new(model.engine().config().max_running, Arc::clone(&common.saving)),
             config: common.config,
             shutdown: common.shutdown,
             intake: common.intake,
             stored: common.stored,
-            stay,
+            retention,
             throughput: Throughput::since(Instant::now()),
             encoder_queue: EncoderQueue::default(),
             compile_queue: common.compile_queue,
@@ -199,8 +203,8 @@ pub(crate) struct Call {
     pub(crate) is_unversioned: bool,
     /// The slot that it asks for, or that was chosen already.
     pub(crate) slot: Option<usize>,
-    /// The shape that it asks for, once its body was read.
-    pub(crate) asked: Option<Asked>,
+    /// Its constraint, once its body was read.
+    pub(crate) constraint: Option<RequestedConstraint>,
     /// Where its endpoint has the budget of reasoning.
     pub(crate) budget_field: &'static str,
     /// When all of it had arrived.
@@ -212,7 +216,11 @@ pub(crate) struct Call {
 }
 
 /// The field by which a request asks for a constraint.
-fn asking_field<'a>(kind: ConstraintKind, asked: Option<&'a Asked>, budget_field: &'a str) -> &'a str {
+fn asking_field<'a>(
+    kind: ConstraintKind,
+    asked: Option<&'a RequestedConstraint>,
+    budget_field: &'a str,
+) -> &'a str {
     match (kind, asked) {
         (ConstraintKind::Calls, _) => "tools",
         (_, Some(asked)) => &asked.field,
@@ -270,7 +278,7 @@ impl Call {
             max_tokens: None,
             n: 1,
             stops: Vec::new(),
-            constraint: self.asked.as_ref().map(|asked| asked.constraint.clone()),
+            constraint: self.constraint.as_ref().map(|own| own.constraint.clone()),
             thinking_budget: app.config.defaults.thinking_budget,
             ignore_eos: false,
             deadline: (app.config.request_timeout).map(|limit| limit.saturating_sub(self.load_wait)),
@@ -346,7 +354,7 @@ impl Call {
         let field = |error: &ConstraintError| {
             asking_field(
                 error.kind().unwrap_or(kind),
-                self.asked.as_ref(),
+                self.constraint.as_ref(),
                 self.budget_field,
             )
         };
@@ -389,7 +397,7 @@ impl Call {
         fields: &[Field],
     ) -> Result<(T, SamplingFields), ApiError> {
         let body = self.parse(fields)?;
-        self.asked = asked(&body)?;
+        self.constraint = requested_constraint(&body)?;
         let (own, sampling): (T, SamplingFields) = (body.read()?, body.read()?);
         self.slot = sampling.slot();
         Ok((own, sampling))
@@ -423,9 +431,9 @@ pub(crate) async fn see(app: &Arc<App>, prompt: Prompt, params: &TextParams) -> 
     }
     let limits = limits_of(app, params);
     let (at_work, cache_salt) = (Arc::clone(app), params.engine.cache_salt);
-    let see = move |wanted: &Wanted| {
+    let see = move |requester: &Requester| {
         let model = at_work.model.model();
-        model.see_while(prompt, cache_salt, &|| wanted.is_so())
+        model.see_while(prompt, cache_salt, &|| requester.is_waiting())
     };
     // A request that has given up takes no rows.
     let seen = app.encoder_queue.run(limits, see).await??;
@@ -458,7 +466,7 @@ mod tests {
 
     #[test]
     fn a_constraint_is_refused_by_the_field_that_asks_for_it() {
-        let asked = Asked {
+        let asked = RequestedConstraint {
             field: "format".to_owned(),
             constraint: Constraint::anything(),
         };

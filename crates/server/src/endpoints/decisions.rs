@@ -26,7 +26,7 @@ use crate::{
     errors::decide_error::DecisionFields,
     requests::{
         fields::{label, only, refused},
-        off_thread::{QueueLimits, Wanted, off_thread_while_wanted, within},
+        off_thread::{QueueLimits, Requester, off_thread_while_wanted, within},
         request_table::request,
         sampling::salt,
     },
@@ -232,12 +232,12 @@ async fn decide(
     let has_images = state.n_images() > 0;
     let model = app.model.model().clone();
     // The turn ends with the work, which ends early where the client has left.
-    let begin = move |turn: OwnedSemaphorePermit, wanted: &Wanted| {
+    let begin = move |turn: OwnedSemaphorePermit, requester: &Requester| {
         let params = DecideParams {
             deadline: left(),
             ..params
         };
-        let begun = model.start_deciding_while(&state, &questions, &params, &|| wanted.is_so());
+        let begun = model.start_deciding_while(&state, &questions, &params, &|| requester.is_waiting());
         drop(turn);
         begun
     };

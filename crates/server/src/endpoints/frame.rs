@@ -93,7 +93,7 @@ where
                     uri,
                     is_unversioned,
                     slot: None,
-                    asked: None,
+                    constraint: None,
                     budget_field: "thinking_budget",
                     arrived: Instant::now(),
                     load_wait: Duration::ZERO,

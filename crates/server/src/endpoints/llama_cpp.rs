@@ -40,7 +40,7 @@ use crate::{
     endpoints::tables,
     models::{Models, OneModel, name_of_query},
     requests::{
-        constraints::asked,
+        constraints::requested_constraint,
         fields::{Body, Field},
         raw_prompt::{MEDIA_MARK, OneRawPrompt, PromptPiece, RawPrompt},
     },
@@ -158,7 +158,7 @@ pub(crate) async fn infill(app: Arc<App>, mut call: Call) -> Result<Response, Ap
 
 fn read(app: &App, call: &mut Call, fields: &[Field]) -> Result<(Body, CompletionRequest), ApiError> {
     let body = with_defaults(call.parse(fields)?);
-    call.asked = asked(&body)?;
+    call.constraint = requested_constraint(&body)?;
     let request: CompletionRequest = body.read()?;
     call.choose(app, request.model.as_deref())?;
     Ok((body, request))

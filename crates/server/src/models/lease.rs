@@ -16,7 +16,7 @@ use axum::{
 };
 use hyper::body::{Frame, SizeHint};
 
-use super::{Models, asking::Purpose};
+use super::{Models, lookup::Purpose};
 use crate::App;
 
 /// A request's hold on a model.

@@ -9,7 +9,6 @@
 //! endpoint knows of the others. A server of one model has no registry and no thread; its requests get that
 //! model under any name, and its endpoints refuse wrong names themselves.
 
-mod asking;
 mod by_role;
 mod catalog;
 mod choice;
@@ -17,6 +16,7 @@ mod figures;
 mod folder;
 mod keep_alive;
 mod lease;
+mod lookup;
 mod one_model;
 mod registry;
 mod room;
@@ -37,19 +37,19 @@ use std::{
 use tokenmill::load::ModelFacts;
 use tokenmill_sched::{EngineError, EngineState};
 
-pub(crate) use self::{
-    asking::Purpose,
-    choice::{Choice, name_of_query},
-    lease::Lease,
-    one_model::OneModel,
-    status::{Doing, Status},
-};
 use self::{
     by_role::Reading,
     catalog::Catalog,
     figures::Figures,
     folder::{Folder, LoadedFiles},
     registry::Registry,
+};
+pub(crate) use self::{
+    choice::{Choice, name_of_query},
+    lease::Lease,
+    lookup::Purpose,
+    one_model::OneModel,
+    status::{Doing, Status},
 };
 pub use self::{
     folder::{FolderError, FolderManager, ModelFolder, PullWatch},

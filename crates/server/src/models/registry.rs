@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 
 use super::{
     KeepAlive,
-    asking::{Answer, Asked, Purpose, Rules, Step},
+    lookup::{Answer, Lookup, Purpose, Rules, Step},
     room::{Resident, Room, room_for},
     status::{Counts, Doing, Status},
 };
@@ -207,23 +207,23 @@ impl<A: Clone, L> Registry<A, L> {
     }
 
     /// Asks for a model to run a request on.
-    pub(crate) fn ask(&mut self, idx: usize, purpose: Purpose, now: Instant) -> Asked<A, L> {
+    pub(crate) fn ask(&mut self, idx: usize, purpose: Purpose, now: Instant) -> Lookup<A, L> {
         self.forget_gone();
         let n_waiting = self.n_waiting();
         let entry = &mut self.entries[idx];
         if entry.is_open() && entry.waiting.is_empty() {
-            return Asked::Runs(self.run(idx, purpose, now));
+            return Lookup::Runs(self.run(idx, purpose, now));
         }
         if let (true, Some((error, _))) = (entry.is_stuck, &entry.failure) {
-            return Asked::Refused(error.clone());
+            return Lookup::Refused(error.clone());
         }
         if let (Stage::Unloaded, None, Some((error, at))) = (&entry.stage, &entry.wish, &entry.failure)
             && now.saturating_duration_since(*at) < RETRY_PAUSE
         {
-            return Asked::Refused(error.clone());
+            return Lookup::Refused(error.clone());
         }
         if n_waiting >= self.max_waiting {
-            return Asked::Refused(ApiError::QueueFull {
+            return Lookup::Refused(ApiError::QueueFull {
                 waiting: n_waiting,
                 retry_after_s: 1,
             });
@@ -231,7 +231,7 @@ impl<A: Clone, L> Registry<A, L> {
         let (to, answer) = oneshot::channel();
         entry.waiting.push_back(Waiting { to, purpose });
         self.wish(idx, Reason::Requests, now);
-        Asked::Waits(answer)
+        Lookup::Waits(answer)
     }
 
     /// Runs a request on a model if it is loaded and stays. Nothing is wished where it is not.

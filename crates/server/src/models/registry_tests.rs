@@ -52,13 +52,13 @@ impl World {
 
     fn ask(&mut self, idx: usize) {
         match self.models.ask(idx, Purpose::Use(None), self.now) {
-            Asked::Runs(app) => {
+            Lookup::Runs(app) => {
                 assert_eq!(app, idx);
                 self.running.push(idx);
                 self.answered.push(Ok(idx));
             }
-            Asked::Waits(receiver) => self.waiters.push((idx, receiver)),
-            Asked::Refused(error) => self.answered.push(Err(error)),
+            Lookup::Waits(receiver) => self.waiters.push((idx, receiver)),
+            Lookup::Refused(error) => self.answered.push(Err(error)),
         }
         self.settle();
     }
@@ -222,7 +222,7 @@ fn what_does_not_free_its_memory_keeps_its_bytes_and_stops_no_other() {
     world.pass(SECOND * 60);
     let refused = world.models.ask(0, Purpose::Use(None), world.now);
     assert!(
-        matches!(refused, Asked::Refused(ApiError::ModelFailed { .. })),
+        matches!(refused, Lookup::Refused(ApiError::ModelFailed { .. })),
         "{refused:?}"
     );
     world.end(0);
@@ -295,7 +295,7 @@ fn an_idle_model_goes_when_its_time_is_over() {
     world.pass(SECOND);
     assert_eq!((world.doing(0), world.doing(1)), (Doing::Unloaded, Doing::Loaded));
     // A request's own time goes before the model's.
-    let Asked::Waits(_answer) = world
+    let Lookup::Waits(_answer) = world
         .models
         .ask(0, Purpose::Use(Some(KeepAlive::For(SECOND))), world.now)
     else {
@@ -397,17 +397,17 @@ fn what_is_preloaded_drives_nobody_out() {
 fn more_than_may_wait_are_refused() {
     let now = Instant::now();
     let mut models: Models = Registry::new(rules(1, &[], KeepAlive::Forever), 8, 1, now);
-    let Asked::Waits(first) = models.ask(0, Purpose::Use(None), now) else {
+    let Lookup::Waits(first) = models.ask(0, Purpose::Use(None), now) else {
         panic!("nothing is loaded")
     };
     assert!(matches!(
         models.ask(0, Purpose::Use(None), now),
-        Asked::Refused(ApiError::QueueFull { waiting: 1, .. })
+        Lookup::Refused(ApiError::QueueFull { waiting: 1, .. })
     ));
     assert!(!models.has_room_to_wait());
     drop(first);
     assert!(
-        matches!(models.ask(0, Purpose::Use(None), now), Asked::Waits(_)),
+        matches!(models.ask(0, Purpose::Use(None), now), Lookup::Waits(_)),
         "who left makes room"
     );
 }

@@ -10,7 +10,7 @@ use tokenmill::{
     machine::at_low_priority,
 };
 
-use super::{KeepAlive, asking::Rules};
+use super::{KeepAlive, lookup::Rules};
 
 /// The kind of model that a request without a model name selects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

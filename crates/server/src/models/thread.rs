@@ -17,8 +17,8 @@ use tokenmill_sched::EngineState;
 
 use super::{
     Inner, Kind, Lease, Many, Models,
-    asking::{Answer, Step},
     by_role::Found,
+    lookup::{Answer, Step},
 };
 use crate::{ApiError, App, ServedModel};
 

@@ -10,7 +10,7 @@ use std::{
 
 use tokio::time::timeout_at;
 
-use super::{Choice, Kind, Lease, Many, Models, Purpose, asking::Asked};
+use super::{Choice, Kind, Lease, Many, Models, Purpose, lookup::Lookup};
 use crate::ApiError;
 
 impl Models {
@@ -58,20 +58,20 @@ impl Models {
         let idx = self.find(choice.model.as_deref(), choice.role).await?;
         let asked = many.lock().ask(idx, purpose, Instant::now());
         let answer = match asked {
-            Asked::Runs(app) => {
+            Lookup::Runs(app) => {
                 // Its files may be others by now, which the next request is to have.
                 if many.spec(idx).is_of_folder {
                     self.begin_look();
                 }
                 return Ok(Lease::counted(self.clone(), idx, purpose, app));
             }
-            Asked::Refused(error) => return Err(error),
-            Asked::Waits(_) if self.shutdown().has_begun() => {
+            Lookup::Refused(error) => return Err(error),
+            Lookup::Waits(_) if self.shutdown().has_begun() => {
                 return Err(ApiError::NotReady {
                     reason: "it is shutting down",
                 });
             }
-            Asked::Waits(answer) => answer,
+            Lookup::Waits(answer) => answer,
         };
         // Rung now for the request, and when it is given up: the load that only it wanted is then dropped.
         let _bell = Bell(many);

@@ -1,7 +1,7 @@
 //! Reads the shape of an answer from the fields of several APIs into a [`Constraint`].
 //!
-//! One place, so that a shape means the same on every endpoint whatever its field is called. Invariant: one request asks for
-//! one shape at most, and an error names the field that the client wrote.
+//! A constraint means the same on every endpoint, under any name of its field. Invariant: a request sets at most one
+//! constraint, and an error names the field that the client wrote.
 
 use serde_json::{Map, Value};
 use tokenmill::{Constraint, constraint::ConstraintError};
@@ -45,19 +45,19 @@ pub(crate) const CONSTRAINT_FIELDS: &[Field] = &[
     yes("ebnf", "extension, as in SGLang; the same as `grammar`"),
 ];
 
-/// A shape that a request asks for, and the field that does.
+/// The constraint of a request, and the field that sets it.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Asked {
+pub(crate) struct RequestedConstraint {
     pub(crate) field: String,
     pub(crate) constraint: Constraint,
 }
 
-/// Finds the shape that a request asks for.
+/// Reads the constraint of a request.
 ///
 /// # Errors
-/// A field of the wrong form, or two that ask for a shape.
-pub(crate) fn asked(body: &Body) -> Result<Option<Asked>, ApiError> {
-    let mut found: Option<Asked> = None;
+/// A field of the wrong form, or two fields that set a constraint.
+pub(crate) fn requested_constraint(body: &Body) -> Result<Option<RequestedConstraint>, ApiError> {
+    let mut found: Option<RequestedConstraint> = None;
     for (name, read) in READERS {
         let Some(value) = body.get(name) else { continue };
         let Some((field, constraint)) = read(name, value)? else {
@@ -69,7 +69,7 @@ pub(crate) fn asked(body: &Body) -> Result<Option<Asked>, ApiError> {
                 format!("contradicts `{}`; request one shape", before.field),
             ));
         }
-        found = Some(Asked { field, constraint });
+        found = Some(RequestedConstraint { field, constraint });
     }
     Ok(found)
 }
@@ -307,7 +307,7 @@ fn regex(path: &str, value: &Value) -> Result<Found, ApiError> {
     Ok(Some((path.to_owned(), Constraint::regex(string(path, value)?))))
 }
 
-/// Reads a grammar; an empty one is how llama.cpp's clients say that there is none.
+/// Reads a grammar. llama.cpp's clients send an empty one for none.
 fn grammar(path: &str, value: &Value) -> Result<Found, ApiError> {
     let text = string(path, value)?;
     Ok((!text.is_empty()).then(|| (path.to_owned(), Constraint::grammar(text))))
@@ -391,7 +391,7 @@ mod tests {
     fn check(body: &Value, expected: Result<Option<(&str, Constraint)>, &str>) {
         let fields: Vec<Field> = READERS.iter().map(|(name, _)| yes(name, "")).collect();
         let body = Body::parse(body.to_string().as_bytes(), &fields).expect("known fields");
-        match (asked(&body), expected) {
+        match (requested_constraint(&body), expected) {
             (Ok(None), Ok(None)) => {}
             (Ok(Some(found)), Ok(Some((field, constraint)))) => {
                 assert_eq!((found.field.as_str(), found.constraint), (field, constraint));

@@ -46,12 +46,12 @@ pub(crate) async fn off_thread<T: Send + 'static>(
     run_on(thread::Builder::new().name("work".to_owned()), work).await
 }
 
-/// Whether a request still waits for the result of its work.
+/// The request for which a thread works, as long as it waits for the result.
 #[derive(Debug)]
-pub(crate) struct Wanted(Weak<()>);
+pub(crate) struct Requester(Weak<()>);
 
-impl Wanted {
-    pub(crate) fn is_so(&self) -> bool {
+impl Requester {
+    pub(crate) fn is_waiting(&self) -> bool {
         self.0.strong_count() > 0
     }
 }
@@ -61,12 +61,12 @@ impl Wanted {
 /// # Errors
 /// Returns the errors of [`off_thread`].
 pub(crate) async fn off_thread_while_wanted<T: Send + 'static>(
-    work: impl FnOnce(&Wanted) -> T + Send + 'static,
+    work: impl FnOnce(&Requester) -> T + Send + 'static,
 ) -> Result<T, ApiError> {
-    let asker = Arc::new(());
-    let wanted = Wanted(Arc::downgrade(&asker));
-    let made = off_thread(move || work(&wanted)).await;
-    drop(asker);
+    let request = Arc::new(());
+    let requester = Requester(Arc::downgrade(&request));
+    let made = off_thread(move || work(&requester)).await;
+    drop(request);
     made
 }
 
@@ -108,10 +108,10 @@ mod tests {
 
     #[tokio::test]
     async fn work_learns_that_its_request_is_gone() {
-        assert_eq!(off_thread_while_wanted(Wanted::is_so).await, Ok(true));
+        assert_eq!(off_thread_while_wanted(Requester::is_waiting).await, Ok(true));
         let (tell, told) = oneshot::channel();
-        let work = |wanted: &Wanted| {
-            while wanted.is_so() {
+        let work = |requester: &Requester| {
+            while requester.is_waiting() {
                 thread::yield_now();
             }
             let _ = tell.send(());

@@ -24,7 +24,7 @@ use crate::{
 pub(crate) async fn embed(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
     let begun = Instant::now();
     let body = call.parse(FIELDS)?;
-    check_keep_alive(app.stay, &body)?;
+    check_keep_alive(app.retention, &body)?;
     let request: EmbedRequest = body.read()?;
     app.model.check_own_name(request.model.as_deref())?;
     check_options(&body, app.engine().limits().n_ctx)?;
@@ -50,7 +50,7 @@ pub(crate) async fn embed(app: Arc<App>, mut call: Call) -> Result<Response, Api
 /// Embeds one text, in the older form.
 pub(crate) async fn embeddings(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
     let body = call.parse(OLDER_FIELDS)?;
-    check_keep_alive(app.stay, &body)?;
+    check_keep_alive(app.retention, &body)?;
     let request: EmbeddingsRequest = body.read()?;
     app.model.check_own_name(request.model.as_deref())?;
     check_options(&body, app.engine().limits().n_ctx)?;

@@ -49,7 +49,7 @@ use crate::{
         },
         openai::chat::TemplateMessage,
     },
-    requests::{constraints::asked, fields::Body, intake::Share, tools::Tools},
+    requests::{constraints::requested_constraint, fields::Body, intake::Share, tools::Tools},
     telemetry::request_id::RequestId,
 };
 
@@ -57,7 +57,7 @@ use crate::{
 pub(crate) async fn chat(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
     let share = mem::take(&mut call.body.share);
     let body = call.parse(chat::FIELDS)?;
-    check_keep_alive(app.stay, &body)?;
+    check_keep_alive(app.retention, &body)?;
     let mut request: ChatRequest = body.read()?;
     let served = app.model.choose(request.model.as_deref())?;
     call.adapter = served.adapter;
@@ -96,7 +96,7 @@ pub(crate) async fn chat(app: Arc<App>, mut call: Call) -> Result<Response, ApiE
 pub(crate) async fn generate(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
     let share = mem::take(&mut call.body.share);
     let body = call.parse(generate::FIELDS)?;
-    check_keep_alive(app.stay, &body)?;
+    check_keep_alive(app.retention, &body)?;
     let request: GenerateRequest = body.read()?;
     let served = app.model.choose(request.model.as_deref())?;
     call.adapter = served.adapter;
@@ -180,7 +180,7 @@ fn text_params(
     body: &Body,
     n_logprobs: Option<u32>,
 ) -> Result<TextParams, ApiError> {
-    call.asked = asked(body)?;
+    call.constraint = requested_constraint(body)?;
     let options = Options::read(body, app.engine().limits().n_ctx)?;
     let params = call.text_params(app, options.sampling);
     let mut params = params.map_err(|error| error.within("options"))?;

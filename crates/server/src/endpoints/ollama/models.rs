@@ -15,7 +15,7 @@ use tokenmill_text::calls::ReplyFormat;
 use super::timestamp;
 use crate::{
     ApiError, App, Models,
-    app::{Call, Stay},
+    app::{Call, Retention},
     dialects::llama_cpp::infill::has_marks,
     model_names::tagged,
     models::{Listed, Role},
@@ -43,9 +43,9 @@ impl<'a> Card<'a> {
     fn of(app: &'a App) -> Self {
         Self {
             name: app.model.name(),
-            own_name: match app.stay {
-                Stay::Fixed => app.model.model().name(),
-                Stay::Managed => app.model.name(),
+            own_name: match app.retention {
+                Retention::Fixed => app.model.model().name(),
+                Retention::Managed => app.model.name(),
             },
             facts: app.model.model().facts(),
             created_s: app.model.created_s(),

@@ -1,4 +1,4 @@
-//! Types that a [`Registry`] shares with its callers: [`Asked`] answers a request for a model, [`Step`]
+//! Types that a [`Registry`] shares with its callers: [`Lookup`] answers a request for a model, [`Step`]
 //! directs the thread that loads.
 //!
 //! Invariant: they hold answers, and decide nothing.
@@ -34,7 +34,7 @@ pub(crate) enum Purpose {
 
 /// The outcome of a request for a model.
 #[derive(Debug)]
-pub(crate) enum Asked<A, L> {
+pub(crate) enum Lookup<A, L> {
     /// It runs; [`Registry::release`] is to be called when it has ended.
     Runs(A),
     /// It waits for the answer.
