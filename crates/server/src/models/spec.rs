@@ -79,7 +79,7 @@ pub struct ModelSpec {
     /// Suffixes that tell it apart in its repository of the Hub, such as `Q4_K_M` or its file's name;
     /// requests may append one to a name.
     pub variants: Vec<String>,
-    /// Whether it is a model of the folder that is looked through again, which is not served any more once it is not in it.
+    /// Whether it comes from the folder that is read again; it is served as long as it is there.
     pub is_of_folder: bool,
     /// Stamps of its files, where it is a model of that folder. Facts read earlier and failures hold as long
     /// as the stamps stay the same.

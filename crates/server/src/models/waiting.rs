@@ -14,11 +14,11 @@ use super::{Choice, Kind, Lease, Many, Models, Purpose, lookup::Lookup};
 use crate::ApiError;
 
 impl Models {
-    /// Waits until the model is loaded that a request is for, and holds it. One that cannot be loaded may have left its folder, which is
-    /// looked through then: its name means nothing any more, and a request without a name is for another.
+    /// Waits until the model of a request is loaded, and holds it. If the load fails, the folder of models is read again, because the file
+    /// may be gone: its name is then unknown, and a request without a name goes to another model.
     ///
     /// # Errors
-    /// A name that none has, a model that cannot be loaded, and a wait that is too long or has no room.
+    /// An unknown name, a model that cannot be loaded, and a wait that is too long or has no room.
     pub(crate) async fn acquire(&self, choice: &Choice, purpose: Purpose) -> Result<Lease, ApiError> {
         let until = self.longest_wait().map(|limit| Instant::now() + limit);
         let failure = match self.acquire_known(choice, purpose, until).await {
@@ -59,7 +59,7 @@ impl Models {
         let asked = many.lock().ask(idx, purpose, Instant::now());
         let answer = match asked {
             Lookup::Runs(app) => {
-                // Its files may be others by now, which the next request is to have.
+                // Its files may have been replaced; the next request then gets the new ones.
                 if many.spec(idx).is_of_folder {
                     self.begin_look();
                 }
@@ -73,7 +73,7 @@ impl Models {
             }
             Lookup::Waits(answer) => answer,
         };
-        // Rung now for the request, and when it is given up: the load that only it wanted is then dropped.
+        // Rung now for the request, and again if the request is given up: a load for it alone is then dropped.
         let _bell = Bell(many);
         many.bell.notify_all();
         let answered = match until {
