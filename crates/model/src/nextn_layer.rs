@@ -241,11 +241,6 @@ impl WeightSource for NextnSource<'_> {
         of_layer.collect()
     }
 
-    fn contains(&self, name: &str) -> bool {
-        let name = self.file_name(name);
-        self.weights.source_of(&name).contains(&name)
-    }
-
     fn tensor(&self, name: &str) -> Option<WeightTensor<'_>> {
         let name = self.file_name(name);
         self.weights.source_of(&name).tensor(&name)

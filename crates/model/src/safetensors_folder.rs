@@ -320,16 +320,7 @@ impl Headers<'_> {
             };
             if self.fp8_scales.is_some() {
                 if let Some(weight) = scaled_weight(&hf_name) {
-                    let ty = match info.dtype {
-                        Dtype::F32 => TensorType::F32,
-                        Dtype::F16 => TensorType::F16,
-                        Dtype::BF16 => TensorType::BF16,
-                        other => {
-                            return Err(bad(format!(
-                                "tensor `{hf_name}` has type {other:?}, expected F32, F16 or BF16"
-                            )));
-                        }
-                    };
+                    let ty = plain_type(&hf_name, info.dtype).map_err(bad)?;
                     let scales = stored(weight, ty, false)?;
                     if let Some(other) = self.scales.insert(weight.to_owned(), scales) {
                         return Err(twice(&other));
@@ -438,16 +429,24 @@ impl FolderNames {
     }
 }
 
+/// Returns the type of a tensor that is neither quantized nor scaled, or the fault.
+pub(crate) fn plain_type(name: &str, dtype: Dtype) -> Result<TensorType, String> {
+    match dtype {
+        Dtype::F32 => Ok(TensorType::F32),
+        Dtype::F16 => Ok(TensorType::F16),
+        Dtype::BF16 => Ok(TensorType::BF16),
+        other => Err(format!(
+            "tensor `{name}` has type {other:?}, expected F32, F16 or BF16"
+        )),
+    }
+}
+
 /// The name of the head, which is outside the network `model`.
 const HEAD: &str = "lm_head.";
 
 impl WeightSource for SafetensorsFolder {
     fn infos(&self) -> Vec<WeightInfo> {
         self.tensors.values().map(|entry| entry.info.clone()).collect()
-    }
-
-    fn contains(&self, name: &str) -> bool {
-        self.tensors.contains_key(name)
     }
 
     fn own_name(&self, name: &str) -> Option<String> {

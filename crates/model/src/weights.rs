@@ -11,7 +11,9 @@ pub trait WeightSource {
     fn infos(&self) -> Vec<WeightInfo>;
 
     /// Returns whether there is a tensor with this GGUF name.
-    fn contains(&self, name: &str) -> bool;
+    fn contains(&self, name: &str) -> bool {
+        self.tensor(name).is_some()
+    }
 
     /// Returns the tensor with this GGUF name, if there is one. Its bytes are read on access.
     fn tensor(&self, name: &str) -> Option<WeightTensor<'_>>;
@@ -84,10 +86,6 @@ impl From<&TensorInfo> for WeightInfo {
 impl WeightSource for GgufFile {
     fn infos(&self) -> Vec<WeightInfo> {
         self.tensors().map(WeightInfo::from).collect()
-    }
-
-    fn contains(&self, name: &str) -> bool {
-        self.tensor(name).is_some()
     }
 
     fn tensor(&self, name: &str) -> Option<WeightTensor<'_>> {

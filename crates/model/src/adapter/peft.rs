@@ -13,10 +13,7 @@ use std::{
     path::Path,
 };
 
-use safetensors::{
-    Dtype,
-    tensor::{Metadata, TensorInfo},
-};
+use safetensors::tensor::{Metadata, TensorInfo};
 use serde::{
     Deserialize, Deserializer,
     de::{DeserializeOwned, Error as _},
@@ -32,7 +29,7 @@ use super::{
 use crate::{
     LoadError, RowFactors,
     hf_layout::{Change, HfLayout, Share},
-    safetensors_folder::ungrouped_rows,
+    safetensors_folder::{plain_type, ungrouped_rows},
 };
 
 /// The fields of `adapter_config.json` that affect how an adapter is applied.
@@ -379,16 +376,7 @@ fn tensors(file: &[u8]) -> Result<Vec<Stored<'_>>, String> {
             continue;
         }
         let name = name.clone();
-        let ty = match info.dtype {
-            Dtype::F32 => TensorType::F32,
-            Dtype::F16 => TensorType::F16,
-            Dtype::BF16 => TensorType::BF16,
-            other => {
-                return Err(format!(
-                    "tensor `{name}` has type {other:?}, expected F32, F16 or BF16"
-                ));
-            }
-        };
+        let ty = plain_type(&name, info.dtype)?;
         let &[n_rows, n_cols] = &info.shape[..] else {
             return Err(format!(
                 "tensor `{name}` has shape {:?}, expected a matrix",

@@ -12,14 +12,13 @@ use std::{
     sync::Arc,
 };
 
-use safetensors::Dtype;
 use tokenmill_backend::Weigh;
 use tokenmill_gguf::{Metadata, ReadAt, RegularFile, TensorBytes, TensorType};
 
 use crate::{
     LoadError, WeightInfo, WeightSource, WeightTensor,
     hf_config::HfConfig,
-    safetensors_folder::{FileHeader, mapped, stored_tensor, weight_files},
+    safetensors_folder::{FileHeader, mapped, plain_type, stored_tensor, weight_files},
     tensor_view::Reordered,
 };
 
@@ -144,16 +143,7 @@ impl FolderWeights {
                 if places.is_empty() {
                     return Err(bad(format!("tensor `{hf_name}` has an unknown name")));
                 }
-                let ty = match tensor.dtype {
-                    Dtype::F32 => TensorType::F32,
-                    Dtype::F16 => TensorType::F16,
-                    Dtype::BF16 => TensorType::BF16,
-                    other => {
-                        return Err(bad(format!(
-                            "tensor `{hf_name}` has type {other:?}, expected F32, F16 or BF16"
-                        )));
-                    }
-                };
+                let ty = plain_type(&hf_name, tensor.dtype).map_err(bad)?;
                 for Place { name, part } in places {
                     let (info, bytes) = stored_tensor(&file, &header, &hf_name, tensor, (&name, ty))?;
                     let entry = Entry {
@@ -236,10 +226,6 @@ fn take(part: Part, entry: Entry) -> Result<Entry, String> {
 impl WeightSource for FolderWeights {
     fn infos(&self) -> Vec<WeightInfo> {
         self.entries.values().map(|entry| entry.info.clone()).collect()
-    }
-
-    fn contains(&self, name: &str) -> bool {
-        self.entries.contains_key(name)
     }
 
     fn own_name(&self, name: &str) -> Option<String> {

@@ -99,10 +99,6 @@ impl WeightSource for TowerTensors<'_> {
         own.collect()
     }
 
-    fn contains(&self, name: &str) -> bool {
-        self.tensor(name).is_some()
-    }
-
     fn own_name(&self, name: &str) -> Option<String> {
         match self.infos.get(name) {
             Some(info) => self.source.own_name(&info.name),
