@@ -63,7 +63,7 @@ PARITY = {
     "qwen3": ["model-F32.gguf", "model-Q4_K_M.gguf"],
 }
 
-# Of the full set's second folder of fixtures.
+# Files of the full set's second folder of fixtures.
 ENCODERS = {
     "nomic_bert": ["model-Q4_K_M.gguf"],
     "xlmr_rerank": ["model-Q4_K_M.gguf"],

@@ -518,7 +518,7 @@ CLASSES = {
         {"text_config": SMALL | {"model_type": "llama", "head_dim": 12, "rope_parameters": {"rope_type": "default", "rope_theta": 100000.0}},
          "vision_config": PIXELS, "scale_factor": 2, "image_token_id": 509},
     ),
-    # What its class has so is left out: the base of rope, the shares of heads, the windows.
+    # Defaults of its class are left out: the base of rope, the shares of heads, the windows.
     "olmo3_bare": ("Olmo3ForCausalLM", 97, "olmo2", SMALL | {"num_hidden_layers": 4, "sliding_window": 8}),
 }
 # Networks whose converter needs a token that the vocabulary lacks.

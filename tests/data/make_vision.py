@@ -22,7 +22,7 @@ from transformers.models.gemma3 import modeling_gemma3
 
 HERE = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).resolve().parent / "vision")
 
-# Of the first seeds the one whose greedy tokens are many different ones, none by a small margin.
+# Among the first seeds, this one gives many different greedy tokens, none by a small margin.
 SEED = 11
 
 # --- The vocabulary: a token for each character, and the control tokens.
@@ -158,7 +158,7 @@ def gemma3_model():
                 parameter.copy_(torch.randn_like(parameter) * 0.3)
             else:
                 parameter.copy_(torch.randn_like(parameter) / parameter.shape[-1] ** 0.5 * 1.5)
-            # What half precision holds.
+            # Rounds to half precision.
             parameter.copy_(parameter.half().float())
     return model
 

@@ -40,7 +40,7 @@ def save(folder, model, processor):
     (folder / "generation_config.json").unlink(missing_ok=True)
     config = json.loads((folder / "config.json").read_text())
     if "image_size" not in config["vision_config"] and "num_position_embeddings" not in config["vision_config"]:
-        # What the converter writes where it is not said is more patches to a side than readers take of this size.
+        # The converter's default has more patches to a side than readers take for this size.
         config["vision_config"]["image_size"] = 160
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     (folder / "preprocessor_config.json").write_text(json.dumps(processor, indent=1) + "\n")

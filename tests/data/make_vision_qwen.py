@@ -63,7 +63,7 @@ TEXT = dict(
     rms_norm_eps=1e-6,
     tie_word_embeddings=True,
 )
-# Of the third version.
+# The third version.
 TEXT3 = dict(TEXT, head_dim=16, num_hidden_layers=3, rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [3, 3, 2], "mrope_interleaved": True})
 EYES = dict(depth=3, num_heads=2, patch_size=PATCH, spatial_merge_size=MERGE, temporal_patch_size=2)
 EYES3 = dict(EYES, depth=4, hidden_size=32, out_hidden_size=32, intermediate_size=40, num_position_embeddings=25, deepstack_visual_indexes=[0, 2])
@@ -150,7 +150,7 @@ def make_model(family):
                 n_in = parameter.shape[-1] if "experts" in name else parameter[0].numel()
                 scale = 1.2 if "visual" in name else 2.0
                 parameter.copy_(torch.randn_like(parameter) / n_in**0.5 * scale)
-            # What half precision holds.
+            # Rounds to half precision.
             parameter.copy_(parameter.half().float())
     return model
 

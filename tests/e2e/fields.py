@@ -60,7 +60,7 @@ with Server() as server:
             status, answer = post(server.url + path, {**MODEL, **REQUIRED[path], name: None})
             assert status == 200, (path, name, answer)
             n_refused += 1
-    # What clients send by themselves, and what they hand back of earlier answers.
+    # Fields that clients send by themselves, and fields of earlier answers that they send back.
     first = post(f"{server.url}/v1/responses", {**MODEL, "input": [{"role": "user", "content": [{"type": "input_text", "text": "Hi"}]}]})[1]
     conversation = [{"role": "user", "content": "Hi"}, *first["output"], {"type": "message", "role": "user", "content": "And?"}]
     harmless = {"text": {"format": {"type": "text"}}, "tool_choice": "auto", "truncation": "disabled", "stream": None}

@@ -53,7 +53,7 @@ def check(family):
         options = {"num_predict": N_TOKENS, "temperature": 0, "repeat_penalty": 1}
         answer = ollama.Client(server.url).chat("eye", messages=[message], options=options)
         assert answer.message.content.strip() == expected, (family, answer)
-        # What is no image, and one that is too narrow for the families that keep the proportion, is one line.
+        # A file that is not an image gets an error of one line, as does an image that is too narrow for the families that keep the proportion.
         for bad in ["data:image/png;base64,aGVsbG8=", f"data:image/png;base64,{data[:60]}"]:
             try:
                 client.chat.completions.create(

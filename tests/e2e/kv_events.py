@@ -153,7 +153,7 @@ def try_endpoints(endpoint, replay_endpoint, at):
         receive(subscriber, index, numbers)
         assert len(index.pages) <= 40, len(index.pages)
         assert numbers == list(range(numbers[0], numbers[0] + len(numbers))), numbers
-        # What was told before the subscriber came can be asked for; the whole gives the same index.
+        # Events from before the subscription can be requested; all of them give the same index.
         asker = context.socket(zmq.DEALER)
         asker.connect(replay_endpoint.replace("*", "127.0.0.1"))
         asker.send_multipart([b"", (0).to_bytes(8, "big")])

@@ -195,7 +195,7 @@ const FORMULAS = [
 for (const [source, wanted] of FORMULAS) EXAMPLES.push([`\\[${source}\\]`, `<p>{${wanted}}</p>`]);
 const nodesOf = (source, name) => [...all(show(source))].map(([node]) => node).filter((node) => node.name === name);
 assert.equal(nodesOf("```py\na\n```", "span")[0].childNodes[0].text, "py");
-// Of code that grows the nodes of its beginning stay, and so does the block; another language makes another block.
+// Code that grows keeps the nodes of its beginning and its block; another language makes another block.
 for (const [language, line] of [["py", "if a: # b\n"], ["", "some words\n"]]) {
   const grown = new Node("div");
   render(grown, `\`\`\`${language}\n${line.repeat(40)}`);

@@ -129,7 +129,7 @@ with Place() as place:
 print("on a terminal the download is asked for")
 
 with Place() as place:
-    # What sees brings its encoder; other commands do not.
+    # `chat` and `run` download the image encoder with the model; other commands do not.
     image = str(VISION / "0.png")
     model, encoder = [place.snapshot(name, SEES) for name in ("sees-F16.gguf", "mmproj-sees-F16.gguf")]
     code, shown = place.on_terminal("chat", SEES, answer=b"n")

@@ -146,7 +146,7 @@ CALLS = {
 # Formats whose calls have no mark: in the midst of a text, what looks like one is text.
 BARE = {"llama", "pythonic"}
 
-# Of a format and a case, why SMG says otherwise and ours stays.
+# For a format and a case: the reason why our answer differs from SMG's.
 DIFFERENCES = {(name, "unknown tool"): "a call of a tool that was not offered is text" for name in FORMATS}
 DIFFERENCES["minimax", "open list"] = "the template writes a list as JSON, so JSON is read as such where the schema allows it"
 DIFFERENCES["pythonic", "text before"] = "what merely looks like a call stays text, as SMG has it in Llama's JSON too"

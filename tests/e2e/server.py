@@ -54,6 +54,6 @@ class Server:
             self.process.kill()
         self.process.wait()
         if kind is not None:
-            # What the server said last often names the reason.
+            # The server's last lines often name the reason.
             self._reader.join(5)
             sys.stderr.writelines(self.log[-40:])

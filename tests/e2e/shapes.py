@@ -38,7 +38,7 @@ SCHEMAS = {
     },
     "cannot be enforced": {"not": {"type": "string"}},
 }
-# What is known not to be enforceable of the real schemas.
+# Number of real schemas that are known not to be enforceable.
 MOST_REFUSED = 50
 
 

@@ -296,7 +296,7 @@ class Inline {
     const close = this.brackets.get(open) ?? -1;
     const found = close >= 0 && close - open < MAX_TARGET ? this.target(close + 1) : null;
     const label = found ? this.text.slice(open + 1, close) : "";
-    // Of links in links the inner one is one.
+    // A link within a link wins over the outer one.
     if (!found || !SAFE_LINK.test(found.target) || label.includes("](")) {
       this.plain += this.text.slice(this.at, open + 1);
       this.at = open + 1;

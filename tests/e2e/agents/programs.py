@@ -78,7 +78,7 @@ models:
     roles: [chat]
 """
 
-# What is read only, such as a guide, comes before the history, and so does the map of a repository.
+# Read-only files, such as a guide, come before the history, and so does the map of a repository.
 AIDER = ["--model", "openai/demo", "--no-show-model-warnings", "--no-git", "--file", "note.txt", "--read", "guide.md"]
 AIDER_QUIET = ["--analytics-disable", "--no-check-update", "--no-show-release-notes", "--no-pretty", "--yes-always"]
 

@@ -16,7 +16,7 @@ ALIGNMENT = 32
 HEAD = 64
 NORMAL = 1
 
-# What the demo model's template says at the start of an answer, and what it says here: after a result the line ends.
+# The start of an answer in the demo model's template, and its replacement here: after a result the line ends.
 OPENING = "{{- '<|assistant|>\\n' }}\n{%- endif %}"
 OPENINGS = "{{- '<|assistant|>' + ('\\n' if messages[-1].role == 'tool' or not tools else '') }}\n{%- endif %}"
 

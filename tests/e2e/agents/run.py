@@ -29,7 +29,7 @@ from server import ROOT, Server
 from tap import Tap
 
 DEMO = ROOT / "crates/tokenmill/assets/tokenmill-demo-Q8_0.gguf"
-# What agents add to each turn and compute again is a few hundred tokens of more than ten thousand.
+# Agents add, or change, a few hundred tokens of more than ten thousand in each turn.
 LEAST_SHARE = 0.9
 # In a new session: Claude Code describes its surroundings after the question, and the rest of the prompt is reused.
 LEAST_SHARE_OF_ANOTHER = 0.5

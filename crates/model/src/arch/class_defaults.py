@@ -17,7 +17,7 @@ import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 HERE = Path(__file__).resolve().parent
-# What every configuration has, and what says nothing of the network.
+# Fields that every configuration has, and fields that say nothing about the network.
 UNTOLD = {field.name for field in dataclasses.fields(transformers.PreTrainedConfig)} | {"pad_token_id", "bos_token_id", "eos_token_id"}
 # Names of older configurations, which the classes' constructors know.
 OLDER = {
