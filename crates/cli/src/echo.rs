@@ -1,8 +1,8 @@
-//! [`Unechoed`]: hides typed text on a terminal while an answer is shown.
+//! [`Unechoed`]: hides typed text on a terminal while a model loads or an answer is shown.
 //!
 //! Every way out of the program must restore the terminal: [`restore_at_end`] is called where nothing is
 //! dropped. Invariants: a job in the background leaves the terminal alone, since the system would stop it;
-//! text typed during an answer waits for the next line that is read; a signal that ends or stops the program
+//! text typed meanwhile waits for the next line that is read; a signal that ends or stops the program
 //! restores the terminal first, and one that continues it hides typed text again. The shell never gets a text
 //! that was typed for a chat.
 
@@ -39,12 +39,12 @@ mod unix {
         typed: Typed,
     }
 
-    /// Handles text that is typed meanwhile, when Ctrl-C stops the answer.
+    /// Handles text that is typed meanwhile.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(crate) enum Typed {
-        /// It is dropped, as a terminal does by default.
+        /// It stays a line of the terminal, which drops it at Ctrl-C.
         Dropped,
-        /// The program reads it next.
+        /// The program reads it next, key by key, also after Ctrl-C.
         Kept,
     }
 
@@ -111,6 +111,8 @@ mod unix {
             // Ctrl-C and Ctrl-Z stay signals.
             quiet.local_flags.remove(LocalFlags::ECHO | LocalFlags::ECHONL);
             if self.typed == Typed::Kept {
+                // The line editor gets each key: the terminal would erase bytes, not characters, and has no end of input for Ctrl-D.
+                quiet.local_flags.remove(LocalFlags::ICANON);
                 quiet.local_flags.insert(LocalFlags::NOFLSH);
             }
             tcsetattr(&self.terminal, SetArg::TCSANOW, &quiet)
@@ -203,14 +205,49 @@ mod unix {
 
     #[cfg(test)]
     mod tests {
-        use std::panic::{AssertUnwindSafe, catch_unwind};
+        use std::{
+            fs::File,
+            io::Write as _,
+            panic::{AssertUnwindSafe, catch_unwind},
+        };
 
-        use nix::pty::openpty;
+        use nix::{
+            poll::{PollFd, PollFlags, PollTimeout, poll},
+            pty::openpty,
+        };
 
         use super::*;
 
+        /// Tests take turns, since a program holds one terminal.
+        fn turn() -> MutexGuard<'static, ()> {
+            static TURN: Mutex<()> = Mutex::new(());
+            TURN.lock().unwrap_or_else(PoisonError::into_inner)
+        }
+
+        #[test]
+        fn an_end_drops_text_that_was_typed_for_this_program() {
+            let _turn = turn();
+            let pair = openpty(None, None).expect("a terminal of its own");
+            let terminal = &pair.slave;
+            let has_text = |timeout: PollTimeout| {
+                let mut polled = [PollFd::new(terminal.as_fd(), PollFlags::POLLIN)];
+                poll(&mut polled, timeout).expect("it can be asked") > 0
+            };
+            let quiet = Unechoed::begin_on(terminal.try_clone().expect("a descriptor"), Typed::Kept);
+            let mut keys = File::from(pair.master);
+            keys.write_all(b"exit").expect("the terminal is there");
+            assert!(
+                has_text(PollTimeout::from(60_000_u16)),
+                "keys come without a line's end"
+            );
+            restore_at_end();
+            drop(quiet);
+            assert!(!has_text(PollTimeout::ZERO));
+        }
+
         #[test]
         fn a_panic_gives_the_terminal_back() {
+            let _turn = turn();
             // The other end stays open.
             let pair = openpty(None, None).expect("a terminal of its own");
             let terminal = &pair.slave;

@@ -12,7 +12,11 @@ mod settings;
 #[cfg(unix)]
 mod stop_key;
 
-use std::{path::PathBuf, sync::Arc, time::Instant};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Instant,
+};
 
 use serde_json::{Map, Value, json};
 use tokenmill::{Answer, Constraint, Model, TextParams, sessions::Session, text::EngineParams};
@@ -31,10 +35,10 @@ use crate::{
     constraint::ConstraintArgs,
     context_shift::ContextShiftArgs,
     conversation::{self, ConversationArgs, check_template, with_system},
-    echo::{Typed, Unechoed},
+    echo::{Typed, Unechoed, restore_at_end},
     failure::Failure,
     input::read_text,
-    interrupt::Interrupt,
+    interrupt::{self, Interrupt},
     kept_session::{KeptSession, SessionArgs, Unusable},
     load::LoadArgs,
     note::note,
@@ -57,7 +61,7 @@ use crate::{
     tokenmill chat demo --tools weather.json --temp 0\n  \
     echo \"What is 3 + 4?\" | tokenmill chat demo\n\n\
     While talking: /help lists the commands, \"\"\" begins and ends a text of several lines, Ctrl-C stops an answer.\n\
-    Text typed while the model answers is not shown; it begins the next message.\n\
+    Text typed while the model loads or answers is not shown; it begins the next message.\n\
     When messages come from a pipe, a command that fails is reported and skipped, and the first failure sets the exit code;\n\
     an answer that fails ends the chat.")]
 pub(crate) struct Args {
@@ -94,50 +98,17 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let constraint = args.constraint.constraint()?;
     let wanted = companions::of_generating(&args.vision, &args.speculation, &args.load)?;
     let path = args.load.fetch.resolve_with(&args.model, wanted)?;
-    let model = session::open(
-        &path,
-        &args.load,
-        &args.speculation,
-        &args.adapters,
-        &args.context_shift,
-        1,
-        &args.vision,
-        &args.conversation.template,
-    )?;
-    if model.engine().limits().is_encoder {
-        return Err(EngineError::PredictsNoTokens.into());
+    // Ctrl-C restores the terminal.
+    interrupt::ends_at_once()?;
+    // Echoed text would tear the progress bar apart.
+    let quiet = Unechoed::begin(Typed::Kept);
+    let opened = open(args, &path, tools, constraint);
+    if opened.is_err() {
+        // The shell would take the typed text for a command.
+        restore_at_end();
     }
-    check_template(model.words())?;
-    args.sampling.note_idle();
-    let params = args.sampling.params(model.words(), model.n_ctx())?;
-    let kept = args.session.open(&model, Unusable::GoesOn)?;
-    let mut chat = Chat {
-        system: args.conversation.system.clone(),
-        messages: Vec::new(),
-        tools,
-        variables: Map::new(),
-        attached: String::new(),
-        images: Vec::new(),
-        is_blind: args.vision.is_off(),
-        encoder_hint: args
-            .load
-            .fetch
-            .encoder_hint(&args.model)
-            .filter(|_| !model.sees()),
-        last: None,
-        params,
-        has_fixed_seed: args.sampling.has_fixed_seed(),
-        n_predict: args.n_predict,
-        reasoning_budget: args.conversation.reasoning_budget(),
-        shows_reasoning: !args.conversation.hide_reasoning,
-        adapter: args.adapters.only()?,
-        constraint,
-        computed: Vec::new(),
-        kept,
-        in_file: Vec::new(),
-        own_files: OwnFiles::default(),
-    };
-    chat.resume()?;
+    drop(quiet);
+    let (model, mut chat) = opened?;
     let interrupt = Interrupt::install()?;
     let mut reader = LineReader::open()?;
     if reader.is_terminal() {
@@ -203,6 +174,60 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             note!("{}", failure.line());
         }
     }
+}
+
+/// Loads the model, and begins the conversation or takes up that of a session's file.
+fn open(
+    args: &Args,
+    path: &Path,
+    tools: Option<Value>,
+    constraint: Option<Constraint>,
+) -> Result<(Model, Chat), Failure> {
+    let model = session::open(
+        path,
+        &args.load,
+        &args.speculation,
+        &args.adapters,
+        &args.context_shift,
+        1,
+        &args.vision,
+        &args.conversation.template,
+    )?;
+    if model.engine().limits().is_encoder {
+        return Err(EngineError::PredictsNoTokens.into());
+    }
+    check_template(model.words())?;
+    args.sampling.note_idle();
+    let params = args.sampling.params(model.words(), model.n_ctx())?;
+    let kept = args.session.open(&model, Unusable::GoesOn)?;
+    let mut chat = Chat {
+        system: args.conversation.system.clone(),
+        messages: Vec::new(),
+        tools,
+        variables: Map::new(),
+        attached: String::new(),
+        images: Vec::new(),
+        is_blind: args.vision.is_off(),
+        encoder_hint: args
+            .load
+            .fetch
+            .encoder_hint(&args.model)
+            .filter(|_| !model.sees()),
+        last: None,
+        params,
+        has_fixed_seed: args.sampling.has_fixed_seed(),
+        n_predict: args.n_predict,
+        reasoning_budget: args.conversation.reasoning_budget(),
+        shows_reasoning: !args.conversation.hide_reasoning,
+        adapter: args.adapters.only()?,
+        constraint,
+        computed: Vec::new(),
+        kept,
+        in_file: Vec::new(),
+        own_files: OwnFiles::default(),
+    };
+    chat.resume()?;
+    Ok((model, chat))
 }
 
 /// The hint for a full context.

@@ -1,12 +1,19 @@
 //! Typing while the program answers, and lines on narrow terminals.
 
 use std::{
+    cell::RefCell,
+    fs::{File, OpenOptions},
     io::{Read as _, Write as _},
     net::TcpStream,
+    os::unix::fs::OpenOptionsExt as _,
+    path::Path,
     process::Command,
 };
 
-use crate::pty::{Pty, skip};
+use crate::{
+    pty::{Pty, skip},
+    support::arg,
+};
 
 /// A chat whose answers are long: the token that ends one is never taken.
 const LONG_CHAT: &str = "tokenmill chat demo --temp 0 -t 1 -c 20000 -l 1-inf";
@@ -67,6 +74,62 @@ fn what_is_typed_before_an_answer_is_stopped_begins_the_next_message() {
     let shown = pty.end();
     // The terminal drops text at a signal again.
     assert!(shown.contains(" echo ") && shown.contains("-noflsh"), "{shown}");
+}
+
+/// Starts a chat, followed by another command, that loads until its template is written to the returned pipe and the pipe is closed.
+fn loading_chat(folder: &Path, next: &str) -> Option<(Pty, File)> {
+    let template = folder.join("template.jinja");
+    let made = Command::new("mkfifo").arg(&template).status();
+    assert!(made.is_ok_and(|status| status.success()), "mkfifo makes a pipe");
+    let line = format!(
+        "tokenmill chat demo -n 1 -t 1 --template {}; {next}",
+        arg(&template)
+    );
+    let pty = Pty::start(80, &line)?;
+    let writer = RefCell::new(None);
+    pty.wait_until("a chat that loads", |_| {
+        // Without a reader at the other end this fails.
+        let opened = OpenOptions::new()
+            .write(true)
+            .custom_flags(nix::libc::O_NONBLOCK)
+            .open(&template);
+        *writer.borrow_mut() = opened.ok();
+        writer.borrow().is_some()
+    });
+    Some((pty, writer.into_inner().expect("it was waited for")))
+}
+
+#[test]
+fn what_is_typed_while_the_model_loads_is_the_first_message() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let Some((mut pty, mut template)) = loading_chat(folder.path(), "stty -a") else {
+        return skip();
+    };
+    // The line editor takes back a character of two bytes, and leaves at Ctrl-D.
+    pty.type_in("What is 3 + 4é\u{7f}?\r/show messages\r\u{4}");
+    template
+        .write_all(b"{% for message in messages %}{{ message.content }}{% endfor %}")
+        .expect("the chat reads it");
+    drop(template);
+    let shown = pty.end();
+    let (load, chat) = shown.split_once("is ready").expect("the chat begins");
+    assert!(!load.contains("What"), "{shown}");
+    assert!(chat.contains("\"content\": \"What is 3 + 4?\""), "{shown}");
+    check_echo(&shown, "speed ");
+}
+
+#[test]
+fn a_load_that_is_stopped_gives_the_terminal_back() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let Some((mut pty, template)) = loading_chat(folder.path(), "echo code=$?.; stty -a") else {
+        return skip();
+    };
+    pty.type_in("What is\u{3}");
+    pty.wait_for("code=130.");
+    let shown = pty.end();
+    drop(template);
+    assert!(!shown.contains("What"), "{shown}");
+    check_echo(&shown, "code=130.");
 }
 
 #[test]
