@@ -60,7 +60,8 @@ use crate::{
     tokenmill chat demo --session talk.tms\n  \
     tokenmill chat demo --tools weather.json --temp 0\n  \
     echo \"What is 3 + 4?\" | tokenmill chat demo\n\n\
-    While talking: /help lists the commands, \"\"\" begins and ends a text of several lines, Ctrl-C stops an answer.\n\
+    While talking: /help lists the commands, /bye or Ctrl-D leaves, Ctrl-C stops an answer, and \"\"\" begins and ends a text of several lines.\n\
+    A line that is only `help`, `?`, `exit`, `quit` or `bye` is not sent: a note names its command. \"\"\"exit\"\"\" sends the word.\n\
     Text typed while the model loads or answers is not shown; it begins the next message.\n\
     When messages come from a pipe, a command that fails is reported and skipped, and the first failure sets the exit code;\n\
     an answer that fails ends the chat.")]
@@ -118,17 +119,14 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     loop {
         let text = match reader.read()? {
             Read::Text(text) => {
-                match command_without_slash(&text) {
-                    Some(command) if reader.is_terminal() => {
-                        note!(
-                            "[the command is {command}; \"\"\"{0}\"\"\" sends the word to the model]",
-                            text.trim()
-                        );
-                        continue;
+                if let Some(command) = command_without_slash(&text) {
+                    let word = text.trim();
+                    note!("[the command is {command}; \"\"\"{word}\"\"\" sends the word to the model]");
+                    // A person has read it; a program that pipes its lines in sees the exit code.
+                    if !reader.is_terminal() {
+                        left_out.add(Failure::usage(format!("`{word}` is a command without its slash")));
                     }
-                    // A pipe may have the word as a message.
-                    Some(command) => note!("[`{}` goes to the model; the command is {command}]", text.trim()),
-                    None => {}
+                    continue;
                 }
                 text
             }

@@ -75,16 +75,33 @@ fn a_command_that_fails_is_left_out_and_the_rest_goes_on() {
 }
 
 #[test]
-fn a_command_without_its_slash_goes_to_the_model_with_a_note() {
-    let outcome = chat(&[], "exit\n");
-    assert_eq!(outcome.code, 0, "{}", outcome.stderr);
-    assert!(
-        outcome
-            .stderr
-            .contains("[`exit` goes to the model; the command is /bye]"),
-        "{}",
-        outcome.stderr
+fn a_command_without_its_slash_is_skipped_in_a_pipe_too() {
+    let check = |input: &str, notes: &[&str], stdout: &str, end: &str| {
+        let outcome = chat(&[], input);
+        assert_eq!(outcome.code, 2, "{input:?}: {}", outcome.stderr);
+        for note in notes {
+            assert!(outcome.stderr.contains(note), "{note} in {}", outcome.stderr);
+        }
+        assert_eq!(outcome.stdout.trim_end(), stdout, "{input:?}");
+        assert!(outcome.stderr.trim_end().ends_with(end), "{}", outcome.stderr);
+    };
+    check(
+        "help\nexit\n",
+        &[
+            "[the command is /help; \"\"\"help\"\"\" sends the word to the model]",
+            "[the command is /bye; \"\"\"exit\"\"\" sends the word to the model]",
+        ],
+        "",
+        "2 commands failed and were skipped",
     );
+    check(
+        "Quit\nWhat is 3 + 4?\n",
+        &["[the command is /bye;"],
+        "3 + 4 = 7.",
+        "one command failed and was skipped",
+    );
+    assert_eq!(messages("\"\"\"exit\"\"\"\n")[0], "exit");
+    assert_eq!(messages("Exit the loop.\n")[0], "Exit the loop.");
 }
 
 /// A template of a model that thinks before each answer.
