@@ -52,7 +52,7 @@ pub(crate) fn show_and_exit(error: &Error, parser: Command, typed: &[OsString]) 
     } else {
         text.to_string()
     };
-    let text = hanging(&text, Some(n_columns));
+    let text = wrapped(&text, n_columns);
     // A reader that went away has read enough.
     let _unwritten = if error.use_stderr() {
         io::stderr().lock().write_all(text.as_bytes())
@@ -96,6 +96,16 @@ fn flowing(text: &str) -> String {
         }
     }
     lines.join("\n")
+}
+
+/// Breaks the lines that are still wider than the terminal. Examples stay, since a line break would cut a text in quotes.
+fn wrapped(text: &str, n_columns: usize) -> String {
+    let mut is_example = false;
+    let lines = text.split('\n').map(|line| {
+        is_example = line == "Examples:" || is_example && !line.is_empty();
+        hanging(line, (!is_example).then_some(n_columns))
+    });
+    lines.collect::<Vec<_>>().join("\n")
 }
 
 /// Breaks the examples that are wider than a terminal as a shell reads them: with a backslash, and only between words.
@@ -228,10 +238,7 @@ mod tests {
         let mut parser = crate::parser().term_width(n_columns);
         parser.build();
         let command = parser.find_subcommand(name).expect("a command");
-        hanging(
-            &of_command(command, scope, n_columns).to_string(),
-            Some(n_columns),
-        )
+        wrapped(&of_command(command, scope, n_columns).to_string(), n_columns)
     }
 
     #[test]
@@ -302,6 +309,28 @@ mod tests {
                 "      \"Once upon a time\" --raw -n 48"
             ]
         );
+    }
+
+    #[test]
+    fn a_copied_example_is_the_same_command_at_any_width() {
+        for n_columns in [30, 60, 80, MAX_HELP_COLUMNS] {
+            for command in crate::parser().get_subcommands() {
+                let text = help(command.get_name(), Scope::Whole, n_columns);
+                // As a shell reads it.
+                let joined = text.replace(" \\\n      ", " ");
+                let examples = command
+                    .get_after_help()
+                    .map(ToString::to_string)
+                    .unwrap_or_default();
+                let examples = examples.split("\n\n").next().unwrap_or_default();
+                for example in examples.lines().skip(1) {
+                    assert!(
+                        joined.lines().any(|line| line == example),
+                        "{n_columns}: {example} in {text}"
+                    );
+                }
+            }
+        }
     }
 
     #[test]
