@@ -71,7 +71,7 @@ const HARMONY: ChannelShape = ChannelShape {
 
 const fn deepseek(
     arguments: &'static str,
-    closers: &'static [&'static str],
+    fence: &'static str,
     heads: &'static [&'static str],
     head: fn(&str) -> Option<Head<'_>>,
 ) -> NamedShape {
@@ -81,7 +81,8 @@ const fn deepseek(
         arguments,
         head,
         heads,
-        closers,
+        fence,
+        closers: &["<｜tool▁call▁end｜>"],
         section_closers: &["<｜tool▁calls▁end｜>"],
     }
 }
@@ -227,7 +228,7 @@ pub(super) const FORMATS: &[CallFormat] = &[
         &[&["<｜tool▁call▁begin｜>", "```json"]],
         Shape::Named(&deepseek(
             "\n```json\n",
-            &["```<｜tool▁call▁end｜>", "```"],
+            "```",
             &["function<｜tool▁sep｜>{name}"],
             |head| named(head.rsplit_once("<｜tool▁sep｜>")?.1),
         )),
@@ -235,12 +236,7 @@ pub(super) const FORMATS: &[CallFormat] = &[
     row(
         "deepseek-v3.1",
         &[&["<｜tool▁call▁begin｜>"]],
-        Shape::Named(&deepseek(
-            "<｜tool▁sep｜>",
-            &["<｜tool▁call▁end｜>"],
-            &["{name}"],
-            named,
-        )),
+        Shape::Named(&deepseek("<｜tool▁sep｜>", "", &["{name}"], named)),
     ),
     row(
         "kimi-k2",
@@ -251,6 +247,7 @@ pub(super) const FORMATS: &[CallFormat] = &[
             arguments: "<|tool_call_argument_begin|>",
             head: kimi_head,
             heads: &["functions.{name}:{number}"],
+            fence: "",
             closers: &["<|tool_call_end|>"],
             section_closers: &["<|tool_calls_section_end|>"],
         }),
@@ -275,6 +272,7 @@ pub(super) const FORMATS: &[CallFormat] = &[
                     Some(Head { name, id: Some(id) })
                 },
                 heads: &["{id}<|tool_call:name|>{name}"],
+                fence: "",
                 closers: &["<|tool_call:end|>"],
                 section_closers: &["<|calls|>"],
             }),
@@ -292,6 +290,7 @@ pub(super) const FORMATS: &[CallFormat] = &[
                 None => named(head),
             },
             heads: &["{name}", "{name}[CALL_ID]{id}"],
+            fence: "",
             closers: &[],
             section_closers: &[],
         }),
@@ -386,6 +385,7 @@ pub(super) const FORMATS: &[CallFormat] = &[
             arguments: ">",
             head: named,
             heads: &["{name}"],
+            fence: "",
             closers: &["</function>"],
             section_closers: &[],
         }),

@@ -24,6 +24,7 @@ impl ReplyParser {
                         shape.section,
                         shape.opener,
                         shape.arguments,
+                        shape.fence,
                         "<｜tool▁sep｜>",
                         "[CALL_ID]",
                         "<|tool_call:name|>",

@@ -22,7 +22,9 @@ pub(super) struct NamedShape {
     pub(super) head: fn(&str) -> Option<Head<'_>>,
     /// Heads in the family's form, with `{name}`, `{number}` and `{id}` as placeholders.
     pub(super) heads: &'static [&'static str],
-    /// Marks that may end a call, the longest first.
+    /// Text that ends the arguments before the mark of the call's end; empty if there is none.
+    pub(super) fence: &'static str,
+    /// Marks that may end a call.
     pub(super) closers: &'static [&'static str],
     /// Marks that may end the section.
     pub(super) section_closers: &'static [&'static str],
@@ -46,6 +48,8 @@ enum State {
     BeforeArguments,
     Arguments,
     AfterArguments,
+    /// After the arguments and the text that ends them.
+    AfterFence,
     /// After a call.
     Between,
 }
@@ -98,25 +102,18 @@ impl NamedBody {
                 }
                 Step::Took(n)
             }
-            State::AfterArguments => {
-                let space = space_len(text);
-                self.state = State::Between;
-                match begins_with_any(&text[space..], self.shape.closers, is_last) {
-                    (Found::Yes, mark) => Step::Took(space + mark.len()),
-                    (Found::Unknown, _) => {
-                        self.state = State::AfterArguments;
-                        Step::Wait
-                    }
-                    (Found::No, _) => Step::Took(0),
-                }
-            }
+            State::AfterArguments => self.pass(&[self.shape.fence], State::AfterFence, text, is_last),
+            State::AfterFence => self.pass(self.shape.closers, State::Between, text, is_last),
             State::Between => self.between(text, is_last),
         }
     }
 
     /// Returns whether a call has ended and none has begun since.
     pub(super) fn is_after_call(&self) -> bool {
-        matches!(self.state, State::AfterArguments | State::Between)
+        matches!(
+            self.state,
+            State::AfterArguments | State::AfterFence | State::Between
+        )
     }
 
     fn section(&mut self, text: &str, is_last: bool) -> Step {
@@ -148,6 +145,25 @@ impl NamedBody {
             }
             _ => Step::Broken,
         }
+    }
+
+    /// Goes on to `next`, past one of the marks if it follows. A call whose arguments are whole is a call without them, too.
+    fn pass(&mut self, marks: &[&str], next: State, text: &str, is_last: bool) -> Step {
+        let space = space_len(text);
+        let (found, mark) = if marks.iter().all(|mark| mark.is_empty()) {
+            (Found::No, "")
+        } else {
+            begins_with_any(&text[space..], marks, is_last)
+        };
+        if found == Found::Unknown {
+            return Step::Wait;
+        }
+        self.state = next;
+        Step::Took(if found == Found::Yes {
+            space + mark.len()
+        } else {
+            0
+        })
     }
 
     fn between(&mut self, text: &str, is_last: bool) -> Step {

@@ -415,7 +415,6 @@ impl Form<'_> {
     ) -> Result<String, Refusal> {
         let opener = rules.mark(shape.opener);
         let separator = rules.mark(shape.arguments);
-        let closer = rules.mark(shape.closers.first().copied().unwrap_or_default());
         let calls = any_of(offers, rules, |offer, rules| {
             let arguments = arguments::json(offer, rules)?;
             let heads: Vec<String> = (shape.heads.iter())
@@ -423,14 +422,31 @@ impl Form<'_> {
                 .collect();
             Ok(format!("({}) {separator} {arguments}", heads.join(" | ")))
         })?;
-        let space = if closer.starts_with("\"```") {
-            "\"\\n\"?"
-        } else {
-            ""
-        };
-        let call = rules.rule(&format!("{opener} {calls} {space} {closer}"));
+        let end = self.end_of_named(shape, rules);
+        let call = rules.rule(&format!("{opener} {calls} {end}"));
         let row = self.calls(&call, if shape.closers.is_empty() { "" } else { "S?" });
         Ok(self.section(shape.section, shape.section_closers, &row, rules))
+    }
+
+    /// Writes the end of a call after its arguments. A call that is required ends as templates write it. In free text it may also end as
+    /// some models write it: with other space between the marks, and by the end of the section alone. Text cannot follow the arguments.
+    fn end_of_named(&self, shape: &NamedShape, rules: &Rules<'_>) -> String {
+        let Some(closer) = shape.closers.first() else {
+            return String::new();
+        };
+        let (fence, closer) = (rules.mark(shape.fence), rules.mark(closer));
+        if !self.is_auto {
+            let line = if fence.is_empty() { "" } else { "\"\\n\"?" };
+            return format!("{line} {fence} {closer}");
+        }
+        let fence = if fence.is_empty() {
+            fence
+        } else {
+            format!("({fence} S?)?")
+        };
+        let sections = shape.section_closers.iter().map(|closer| rules.mark(closer));
+        let ends: Vec<String> = std::iter::once(closer).chain(sections).collect();
+        format!("S? {fence} ({})", ends.join(" | "))
     }
 
     /// Writes the rule for a section of calls between its marks. In free text each call is separate, because

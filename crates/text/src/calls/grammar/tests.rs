@@ -387,6 +387,120 @@ fn a_call_that_begins_in_free_text_obeys_its_schema() {
     }
 }
 
+/// Holds calls of `now` in formats with a mark at the end of a call: up to the end of the arguments, and the ends in free text.
+const ENDS: &[(&str, &str, &[&str])] = &[
+    (
+        "deepseek-v3",
+        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}",
+        &[
+            "\n```<｜tool▁call▁end｜>",
+            "\n```\n<｜tool▁call▁end｜>",
+            "\n```<｜tool▁calls▁end｜>",
+            "<｜tool▁calls▁end｜>",
+        ],
+    ),
+    (
+        "deepseek-v3.1",
+        "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{}",
+        &[
+            "<｜tool▁call▁end｜>",
+            "\n<｜tool▁call▁end｜>",
+            "<｜tool▁calls▁end｜>",
+        ],
+    ),
+    (
+        "kimi-k2",
+        "<|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>{}",
+        &["<|tool_call_end|>", "<|tool_calls_section_end|>"],
+    ),
+    (
+        "solar",
+        "<|tool_call:begin|>abcdefghi<|tool_call:name|>now<|tool_call:args|>{}",
+        &["<|tool_call:end|>", "<|calls|>"],
+    ),
+    ("function-json", "<function=now>{}", &["</function>"]),
+    (
+        "hermes",
+        "<tool_call>{\"name\": \"now\", \"arguments\": {}}",
+        &["</tool_call>", "\n</tool_call>"],
+    ),
+    (
+        "command-r",
+        "Action:\n```json\n[{\"tool_name\": \"now\", \"parameters\": {}}]",
+        &["```", "\n```"],
+    ),
+    (
+        "command-r7b",
+        "<|START_ACTION|>[{\"tool_name\": \"now\", \"parameters\": {}}]",
+        &["<|END_ACTION|>"],
+    ),
+    (
+        "phi",
+        "<|tool_call|>[{\"name\": \"now\", \"arguments\": {}}]",
+        &["<|/tool_call|>"],
+    ),
+    ("gemma", "<|tool_call>call:now{}", &["<tool_call|>"]),
+    (
+        "function-gemma",
+        "<start_function_call>call:now{}",
+        &["<end_function_call>"],
+    ),
+    ("lfm2", "<|tool_call_start|>[now()]", &["<|tool_call_end|>"]),
+];
+
+#[test]
+fn a_call_ends_with_a_mark_and_is_read_without_it() {
+    let tokenizer = tokenizer();
+    let compiler = ConstraintCompiler::new(&tokenizer).unwrap();
+    let now = || vec![("now".to_owned(), json!({}))];
+    for &(name, call, ends) in ENDS {
+        for &end in ends {
+            let mut walk = walk(name, &tokenizer, &compiler, &ToolChoice::Auto, false, 1).unwrap();
+            walk.write(call);
+            assert_eq!(String::from_utf8_lossy(&walk.text), call, "{name}");
+            let allowed = walk.allowed();
+            assert!(!allowed.contains(&256), "{name}: the answer ends without a mark");
+            assert!(!allowed.contains(&u32::from(b'X')), "{name}: text follows");
+            walk.write(end);
+            let whole = format!("{call}{end}");
+            assert_eq!(String::from_utf8_lossy(&walk.text), whole, "{name}");
+            assert!(walk.allowed().contains(&256), "{name}: {whole:?}");
+            assert_eq!(read(name, &whole), (now(), String::new()), "{name}");
+            // What a model writes without a mask.
+            let (calls, text) = read(name, &format!("{whole}\nSo."));
+            assert_eq!((calls, text.trim()), (now(), "So."), "{name}");
+        }
+        assert_eq!(read(name, call), (now(), String::new()), "{name}");
+        let (calls, text) = read(name, &format!("{call}\nSo."));
+        assert_eq!((calls, text.trim()), (now(), "So."), "{name}");
+    }
+}
+
+#[test]
+fn a_required_call_ends_as_templates_write_it() {
+    let tokenizer = tokenizer();
+    let compiler = ConstraintCompiler::new(&tokenizer).unwrap();
+    for (name, call, end) in [
+        (
+            "deepseek-v3",
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}",
+            "\n```<｜tool▁call▁end｜>",
+        ),
+        (
+            "deepseek-v3.1",
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{}",
+            "<｜tool▁call▁end｜>",
+        ),
+    ] {
+        let mut walk = walk(name, &tokenizer, &compiler, &ToolChoice::Required, true, 1).unwrap();
+        walk.write(&format!("{call}<｜tool▁calls▁end｜>"));
+        assert_eq!(String::from_utf8_lossy(&walk.text), call, "{name}");
+        walk.write(&format!("{end}<｜tool▁calls▁end｜>"));
+        let whole = format!("{call}{end}<｜tool▁calls▁end｜>");
+        assert_eq!(String::from_utf8_lossy(&walk.text), whole, "{name}");
+    }
+}
+
 #[test]
 fn a_call_without_a_mark_keeps_the_models_own_key() {
     let tokenizer = tokenizer();

@@ -321,6 +321,8 @@ impl Writer<'_> {
                     text.push_str(shape.section);
                 }
                 let closer = shape.closers.first().copied().unwrap_or_default();
+                // Some models leave out the end of the last call if the section's end follows.
+                let ends_by_section = has_section && self.dice.roll(4) == 0;
                 for (idx, (name, arguments)) in calls.iter().enumerate() {
                     let head = self
                         .mark(shape.heads)
@@ -328,16 +330,18 @@ impl Writer<'_> {
                         .replace("{number}", &idx.to_string())
                         .replace("{id}", "abcdefghi");
                     let arguments = self.json(&object(arguments));
-                    let line = if closer.starts_with("```") { "\n" } else { "" };
-                    text.push_str(&format!(
-                        "{}{head}{}{arguments}{line}{closer}",
-                        shape.opener, shape.arguments
-                    ));
-                    if !closer.is_empty() && idx + 1 < calls.len() {
-                        text.push_str(between);
+                    text.push_str(&format!("{}{head}{}{arguments}", shape.opener, shape.arguments));
+                    if !shape.fence.is_empty() {
+                        text.push_str(&format!("\n{}{}", shape.fence, self.one_of(&["", "\n"])));
+                    }
+                    if idx + 1 < calls.len() {
+                        text.push_str(closer);
+                        text.push_str(if closer.is_empty() { "" } else { between });
+                    } else if !ends_by_section {
+                        text.push_str(closer);
                     }
                 }
-                if has_section && self.dice.roll(4) > 0 {
+                if ends_by_section || has_section && self.dice.roll(4) > 0 {
                     text.push_str(shape.section_closers[0]);
                 }
                 text
