@@ -87,8 +87,16 @@ pub(crate) fn refusal(model: &Model, hint: Option<String>) -> Failure {
 /// Reads an image as a part of a message.
 ///
 /// # Errors
-/// A file that cannot be read, or is too large.
+/// As [`read_image_file`].
 pub(crate) fn read_image(path: &Path) -> Result<Value, Failure> {
+    Ok(image_part(&read_image_file(path)?))
+}
+
+/// Reads the file of an image.
+///
+/// # Errors
+/// A file that cannot be read, is too large, or is no image.
+pub(crate) fn read_image_file(path: &Path) -> Result<Vec<u8>, Failure> {
     let is_url = path.to_str().is_some_and(|text| text.contains("://"));
     if is_url && !path.exists() {
         let message = format!("{} is a URL, and images are read from files only", path.display());
@@ -97,7 +105,7 @@ pub(crate) fn read_image(path: &Path) -> Result<Value, Failure> {
     let bytes = RegularFile::read(path, MAX_IMAGE_BYTES);
     let bytes = bytes.map_err(|error| Failure::unreadable(path, &error))?;
     check_image(&bytes).map_err(|error| Failure::input(format!("{}: {error}", path.display())))?;
-    Ok(image_part(&bytes))
+    Ok(bytes)
 }
 
 /// The content of a message of images and a text.

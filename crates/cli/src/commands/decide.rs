@@ -1,4 +1,4 @@
-//! `decide`: answers typed questions about a text with probabilities.
+//! `decide`: answers typed questions about a text, images or both with probabilities.
 //!
 //! The questions have the form of the System One API, and so has the JSON of the answers. Invariant: nothing is generated.
 
@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use tokenmill::{
     Error, KvCache, Model,
     decide::{DecideParams, Decision, Question, QuestionKind, State, SystemOneQuestions},
-    load::{ModelFacts, ModelSource},
+    load::{ModelFacts, ModelSource, Projector},
 };
 
 use crate::{
@@ -21,9 +21,11 @@ use crate::{
     input::{read_stdin, read_text},
     interrupt,
     load::{LoadArgs, load_opened},
+    model_name::Companions,
     output,
     template::TemplateArgs,
     visible::visible,
+    vision::{self, VisionArgs, read_image_file},
 };
 
 /// Questions that are computed side by side, at most.
@@ -32,11 +34,12 @@ const MAX_SEQS: usize = 16;
 /// Characters of the bar of a certain option.
 const BAR_WIDTH: usize = 32;
 
-/// Answer questions about a text with probabilities.
+/// Answer questions about a text or images with probabilities.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  \
     tokenmill decide model.gguf --state mail.txt --questions questions.json\n  \
     echo 'The card was stolen.' | tokenmill decide demo --state - --questions questions.json --json\n  \
+    tokenmill decide gemma-3-4b.gguf --image photo.jpg --questions questions.json\n  \
     tokenmill decide model.gguf --calibrate known.jsonl\n\n\
     The questions are a JSON object, as in requests to /v1/systemone:\n  \
     {\"fraud\": {\"type\": \"noul\", \"instructions\": \"Is it fraud?\"},\n   \
@@ -47,14 +50,17 @@ pub(crate) struct Args {
     /// A GGUF file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY[:TYPE] of the Hub, NAME:TAG of Ollama, or `demo`
     model: PathBuf,
     /// The text that the questions are about; - reads standard input
-    #[arg(long, value_name = "FILE", required_unless_present = "calibrate")]
+    #[arg(long, value_name = "FILE", required_unless_present_any = ["calibrate", "image"])]
     state: Option<PathBuf>,
+    /// Show the model an image, before the text; may be repeated, and stands for the text if there is none
+    #[arg(long, value_name = "FILE")]
+    image: Vec<PathBuf>,
     /// The questions, a JSON object from names to questions
     #[arg(long, value_name = "FILE", required_unless_present = "calibrate")]
     questions: Option<PathBuf>,
     /// Fit a temperature for each type of question to known answers, and write the temperatures next to the model, where decisions find
     /// them. Each line of the file is a JSON object with `state`, `questions` and `answers`, from names of questions to the right answers
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["state", "questions"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["state", "image", "questions"])]
     calibrate: Option<PathBuf>,
     /// Ask each question in N orders of its options, and average the probabilities
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -64,6 +70,8 @@ pub(crate) struct Args {
     json: bool,
     #[command(flatten)]
     template: TemplateArgs,
+    #[command(flatten)]
+    vision: VisionArgs,
     #[command(flatten)]
     load: LoadArgs,
 }
@@ -75,20 +83,19 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             "`--reasoning on` leaves no place for a label; decisions are made without reasoning",
         ));
     }
+    if args.vision.is_off() && !args.image.is_empty() {
+        return Err(Failure::usage(
+            "`--image` and `--no-mmproj` contradict each other",
+        ));
+    }
     if let Some(examples) = &args.calibrate {
         return calibrate::run(args, examples);
     }
-    let (Some(state), Some(questions)) = (&args.state, &args.questions) else {
-        return Err(Failure::usage("`--state` and `--questions` go together"));
+    let Some(questions) = &args.questions else {
+        return Err(Failure::usage("`--questions` is missing"));
     };
     let asked = read_questions(questions)?;
-    let state = if state == Path::new("-") {
-        read_stdin()?
-    } else {
-        read_text(state)?
-    };
-    // The line break at the end of a file or a pipe does not belong to the text.
-    let state = State::from(state.trim_end_matches(['\r', '\n']));
+    let state = read_state(args)?;
     let params = DecideParams {
         permutations: args.permutations,
         names: asked.names().to_vec(),
@@ -104,7 +111,16 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     // A fault is told before a model is downloaded or loaded.
     (params.check(&state, asked.questions())).map_err(|fault| named(fault.into()))?;
     let n_prompts = asked.questions().len().saturating_mul(args.permutations);
-    let model = open(args, &args.load.fetch.resolve(&args.model)?, n_prompts)?;
+    let shows_images = state.n_images() > 0;
+    let besides = Companions {
+        encoder: shows_images && !args.vision.names_file(),
+        ..Companions::default()
+    };
+    let path = args.load.fetch.resolve_with(&args.model, besides)?;
+    let model = open(args, &path, n_prompts)?;
+    if shows_images && !model.sees() {
+        return Err(vision::refusal(&model, args.load.fetch.encoder_hint(&args.model)));
+    }
     let mut answers = (model.start_deciding(state, asked.questions(), &params)).map_err(named)?;
     let decisions = answers.by_ref().collect::<Result<Vec<_>, _>>().map_err(named)?;
     if args.json {
@@ -132,6 +148,13 @@ fn open(args: &Args, path: &Path, n_prompts: usize) -> Result<Model, Failure> {
     // They share the text.
     options.kv_cache = KvCache::Contexts(1);
     args.template.add_to(&mut options)?;
+    options.needs_images = !args.image.is_empty();
+    // Without an image the encoder would only take memory.
+    options.projector = if options.needs_images || args.vision.names_file() {
+        args.vision.projector()
+    } else {
+        Projector::None
+    };
     let source = ModelSource::find(path)?;
     let network = options.open_network(&source)?;
     if let Some(flag) = args.template.of_prompts()
@@ -142,6 +165,21 @@ fn open(args: &Args, path: &Path, n_prompts: usize) -> Result<Model, Failure> {
         )));
     }
     load_opened(&source, &network, &options)
+}
+
+/// Reads the images and the text.
+fn read_state(args: &Args) -> Result<State, Failure> {
+    let mut state = State::default();
+    for path in &args.image {
+        state = state.image(read_image_file(path)?);
+    }
+    let text = match &args.state {
+        Some(path) if path == Path::new("-") => read_stdin()?,
+        Some(path) => read_text(path)?,
+        None => String::new(),
+    };
+    // The line break at the end of a file or a pipe does not belong to the text.
+    Ok(state.text(text.trim_end_matches(['\r', '\n'])))
 }
 
 /// Reads the questions of a file.

@@ -234,6 +234,77 @@ fn a_chat_shows_images_and_keeps_them() {
     assert!(missing.stderr.contains("nowhere.png"), "{}", missing.stderr);
 }
 
+/// A template whose answers begin where its prompts end.
+const ASKING: &str = "{% for m in messages %}<start_of_turn>{% if m.content is string %}{{ m.content }}{% else %}\
+                      {% for part in m.content %}{% if part.type == 'image' %}<start_of_image>{% else %}{{ part.text }}{% endif %}\
+                      {% endfor %}{% endif %}<end_of_turn>{% endfor %}{% if add_generation_prompt %}<start_of_turn>{% endif %}";
+
+#[test]
+fn decide_sees_images_before_the_text_and_in_its_place() {
+    let folder = tempfile::tempdir().unwrap();
+    let [template, questions, state, text] =
+        ["template.jinja", "questions.json", "state.txt", "text.png"].map(|name| folder.path().join(name));
+    let asked =
+        json!({ "who": { "type": "choice", "instructions": "Who?", "criteria": { "c": null, "d": null } } });
+    fs::write(&template, ASKING).unwrap();
+    fs::write(&questions, asked.to_string()).unwrap();
+    fs::write(&state, "a").unwrap();
+    fs::write(&text, "Once").unwrap();
+    let [model, first, second] = ["model.gguf", "0.png", "1.png"].map(data);
+    let decide = |model: &str, extra: &[&str]| {
+        let args = [
+            "decide",
+            model,
+            "--questions",
+            arg(&questions),
+            "--template",
+            arg(&template),
+            "--json",
+            "--device",
+            "cpu",
+            "-t",
+            "1",
+            "-c",
+            "512",
+        ];
+        tokenmill([&args[..], extra].concat())
+    };
+    let [state, first, second] = [arg(&state), arg(&first), arg(&second)];
+    let ask = |extra: &[&str]| {
+        let answer: Value = serde_json::from_str(&decide(arg(&model), extra).ok()).unwrap();
+        let probabilities = answer["answers"]["who"]["probabilities"].clone();
+        assert!(probabilities["c"].is_f64(), "{answer}");
+        probabilities.to_string()
+    };
+    let seen = ask(&["--state", state, "--image", first]);
+    let all = [
+        ask(&["--state", state]),
+        ask(&["--state", state, "--image", second]),
+        ask(&["--image", first]),
+        ask(&["--state", state, "--image", first, "--image", second]),
+        ask(&["--state", state, "--image", second, "--image", first]),
+        seen.clone(),
+    ];
+    for (idx, one) in all.iter().enumerate() {
+        assert!(!all[..idx].contains(one), "{idx} in {all:?}");
+    }
+    assert_eq!(ask(&["--image", first, "--state", state]), seen);
+
+    let refused = decide("demo", &["--image", first]).failed(3);
+    assert!(refused.contains("takes no images"), "{refused}");
+    let refused = decide(arg(&model), &["--image", first, "--no-mmproj"]).failed(2);
+    assert!(refused.contains("contradict each other"), "{refused}");
+    // What follows is told before a model is looked for.
+    let refused = decide("nowhere.gguf", &["--image", arg(&text)]).failed(3);
+    assert!(
+        refused.contains("text.png: this is not a supported image"),
+        "{refused}"
+    );
+    let nine = ["--image", first].repeat(9);
+    let refused = decide("nowhere.gguf", &nine).failed(3);
+    assert!(refused.contains("9 images, and the limit is 8"), "{refused}");
+}
+
 #[test]
 fn the_time_of_an_image_counts_until_the_first_token() {
     let model = data("model.gguf");

@@ -206,7 +206,7 @@ fn an_unknown_option_is_one_line_with_what_is_near_it() {
     for (args, expected) in [
         (
             &["doctor", "demo", "--mmproj", "x"][..],
-            "`--mmproj` is not an option of `doctor` (hint: an option of `run`, `chat`, `serve`, `batch`, `convert`)",
+            "`--mmproj` is not an option of `doctor` (hint: an option of `run`, `chat`, `serve`, `batch`, `decide`, `convert`)",
         ),
         (
             &["run", "demo", "--zzzzzz"],
