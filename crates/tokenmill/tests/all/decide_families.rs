@@ -1,5 +1,7 @@
 //! Decisions of models that were trained for them: tiny ones, compared with a computation of the published formulas in float64.
 
+mod types;
+
 use std::{fs, path::PathBuf};
 
 use serde_json::{Map, Value};
