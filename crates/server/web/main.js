@@ -2,6 +2,7 @@
 
 import { showLastContext, startChat } from "./chat.js";
 import { showAttach } from "./composer_files.js";
+import { forgetAnswers, startDecide } from "./decide.js";
 import { showEngine, watchEngine } from "./engine.js";
 import { causeGone } from "./failures.js";
 import { startFolds } from "./folds.js";
@@ -14,7 +15,7 @@ const $ = (id) => document.getElementById(id);
 function show(view) {
   if (!$(`${view}-view`).hidden) return;
   changeView(view, () => {
-    for (const name of ["chat", "engine"]) {
+    for (const name of ["chat", "decide", "engine"]) {
       $(`${name}-view`).hidden = name !== view;
       $(`show-${name}`).setAttribute("aria-pressed", String(name === view));
     }
@@ -25,6 +26,7 @@ function show(view) {
 function modelChanged() {
   showLastContext();
   showAttach();
+  forgetAnswers();
 }
 
 async function greet() {
@@ -33,7 +35,9 @@ async function greet() {
 }
 
 $("show-chat").addEventListener("click", () => show("chat"));
+$("show-decide").addEventListener("click", () => show("decide"));
 $("show-engine").addEventListener("click", () => show("engine"));
+startDecide();
 startFolds();
 startSettings({ keyChanged: greet, areRight: () => causeGone("settings") });
 await startChat(() => show("chat"));

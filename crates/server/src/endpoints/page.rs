@@ -37,6 +37,7 @@ const FILES: &[(&str, &str, &str)] = &[
     ),
     ("copies.js", JAVASCRIPT, include_str!("../../web/copies.js")),
     ("database.js", JAVASCRIPT, include_str!("../../web/database.js")),
+    ("decide.js", JAVASCRIPT, include_str!("../../web/decide.js")),
     ("drafts.js", JAVASCRIPT, include_str!("../../web/drafts.js")),
     ("engine.js", JAVASCRIPT, include_str!("../../web/engine.js")),
     ("failures.js", JAVASCRIPT, include_str!("../../web/failures.js")),
