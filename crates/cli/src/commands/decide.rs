@@ -112,11 +112,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     (params.check(&state, asked.questions())).map_err(|fault| named(fault.into()))?;
     let n_prompts = asked.questions().len().saturating_mul(args.permutations);
     let shows_images = state.n_images() > 0;
-    let besides = Companions {
+    let companions = Companions {
         encoder: shows_images && !args.vision.names_file(),
         ..Companions::default()
     };
-    let path = args.load.fetch.resolve_with(&args.model, besides)?;
+    let path = args.load.fetch.resolve_with(&args.model, companions)?;
     let model = open(args, &path, n_prompts)?;
     if shows_images && !model.sees() {
         return Err(vision::refusal(&model, args.load.fetch.encoder_hint(&args.model)));
