@@ -58,6 +58,7 @@ mod fp8;
 mod gguf_header;
 mod hf_config;
 mod hf_layout;
+mod hf_rope;
 mod layer_embeddings;
 mod loader;
 mod mixers;

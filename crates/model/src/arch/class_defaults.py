@@ -67,7 +67,7 @@ def config_classes():
 
 
 def main():
-    sources = "".join(path.read_text() for path in sorted(HERE.rglob("*.rs")))
+    sources = "".join(path.read_text() for path in [*sorted(HERE.rglob("*.rs")), HERE.parent / "hf_rope.rs"])
     asked = set(re.findall(r'"([a-z][a-z0-9_]*)"', sources))
     classes = sorted({name for table in re.findall(r"hf_classes: &\[(.*?)\]", sources, re.S) for name in re.findall(r'"(\w+)"', table)})
     configs = config_classes()

@@ -16,8 +16,6 @@ use super::{
     hf_sizes::{ACTIVATION, Fields, N_CTX, N_EMBD, N_FF, N_HEADS, N_LAYERS, NORM_EPS},
 };
 
-/// Key for a class's rope base; no file contains it.
-pub(super) const ROPE_BASE: &str = "default_rope_theta";
 /// Key of the alias table of a class.
 const ALIASES: &str = "aliases";
 
@@ -130,6 +128,8 @@ fn fields_of(
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+
+    use crate::hf_rope::ROPE_BASE;
 
     use super::*;
 

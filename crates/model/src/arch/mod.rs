@@ -36,7 +36,6 @@ mod granite;
 mod hf_experts;
 mod hf_layers;
 mod hf_recurrent;
-mod hf_rope;
 mod hf_sizes;
 mod hunyuan;
 mod image_inputs;

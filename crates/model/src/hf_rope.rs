@@ -5,13 +5,17 @@
 use serde_json::Value;
 use tokenmill_backend::RopeStyle;
 
-use crate::{LoadError, LongRopeFactors, RopeDescriptor, RopeScaling, YarnRounding, rope::yarn_magnitude};
+use crate::{
+    LoadError, LongRopeFactors, RopeDescriptor, RopeScaling, YarnRounding, hf_config::HfConfig,
+    rope::yarn_magnitude,
+};
 
-use super::{HfConfig, class_defaults};
+/// Key for the rope base of a folder's class; no file contains it.
+pub(crate) const ROPE_BASE: &str = "default_rope_theta";
 
 impl HfConfig {
     /// Returns the rope of layers of a type; some types have their own.
-    pub(super) fn rope(&self, layer_type: &str, head_dim: usize) -> Result<RopeDescriptor, LoadError> {
+    pub(crate) fn rope(&self, layer_type: &str, head_dim: usize) -> Result<RopeDescriptor, LoadError> {
         let mut parameters = self.rope_parameters()?;
         if parameters.get(layer_type).is_some() {
             parameters = parameters.object(layer_type)?;
@@ -25,7 +29,7 @@ impl HfConfig {
             None => self.first_f32(names),
         };
         let part = first(&["partial_rotary_factor", "rotary_pct"])?;
-        let base = first(&["rope_theta", "rotary_emb_base", class_defaults::ROPE_BASE])?;
+        let base = first(&["rope_theta", "rotary_emb_base", ROPE_BASE])?;
         let mut rope = RopeDescriptor::plain(RopeStyle::Neox, head_dim, base.unwrap_or(10_000.0));
         rope.n_dims = (head_dim as f32 * part.unwrap_or(1.0)) as usize;
         parameters.scale_rope(&mut rope, self)?;
@@ -33,13 +37,13 @@ impl HfConfig {
     }
 
     /// Returns YaRN's multiplier of the logarithm in the score scale; 0 if scores are not scaled.
-    pub(super) fn yarn_score_multiplier(&self) -> Result<f32, LoadError> {
+    pub(crate) fn yarn_score_multiplier(&self) -> Result<f32, LoadError> {
         Ok(self.rope_parameters()?.opt_f32("mscale_all_dim")?.unwrap_or(0.0))
     }
 
     /// Returns the object that describes rope. The new layout has everything in `rope_parameters`; the old
     /// one has `rope_theta` at the top and the rest in `rope_scaling`.
-    pub(super) fn rope_parameters(&self) -> Result<Self, LoadError> {
+    pub(crate) fn rope_parameters(&self) -> Result<Self, LoadError> {
         let is_new = self.get("rope_parameters").is_some();
         self.object(if is_new { "rope_parameters" } else { "rope_scaling" })
     }
