@@ -183,10 +183,7 @@ fn rule_3(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     keys.set_own_heads()?;
     keys.copy_number("final_logit_softcapping", &["final_logit_softcapping"])?;
     keys.window()?;
-    let mut windows = keys.facts.windows.iter().enumerate();
-    if !windows.all(|(layer_idx, window)| window.is_some() != (layer_idx + 1).is_multiple_of(PERIOD)) {
-        keys.window_pattern();
-    }
+    keys.unusual_window_pattern(PERIOD);
     keys.pooling()?;
     if let Some(pooling) = keys.facts.pooling.clone() {
         let mut n_in = keys.sizes.n_embd;

@@ -49,6 +49,14 @@ impl GgufKeys<'_> {
         Ok(())
     }
 
+    /// Sets which layers have the window, unless it is all but every `period`th.
+    pub(super) fn unusual_window_pattern(&mut self, period: usize) {
+        let mut windows = self.facts.windows.iter().enumerate();
+        if !windows.all(|(layer_idx, window)| window.is_some() != (layer_idx + 1).is_multiple_of(period)) {
+            self.window_pattern();
+        }
+    }
+
     /// Sets the window of the layers that have one.
     pub(super) fn window_of_layers(&mut self) -> Result<(), LoadError> {
         match self.facts.windows.iter().find_map(|&window| window) {
