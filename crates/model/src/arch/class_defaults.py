@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes `class_defaults.json`: what transformers' configuration classes take for fields that a `config.json` leaves out.
 
-    pip install transformers==5.23.0
+    pip install transformers==5.24.0
     class_defaults.py
 
 Only classes of the registry and fields that the readers in this folder ask for are listed. Fields that a class works out of others are

@@ -4,7 +4,7 @@
 //! the class default (Gemma 3's even the number of heads). Invariant: a field that a file contains keeps the
 //! file's value, even if it is null or stands under an alias that the class knows.
 //!
-//! Source: transformers 5.23.0, `models/*/configuration_*.py`.
+//! Source: transformers 5.24.0, `models/*/configuration_*.py`.
 
 use std::sync::OnceLock;
 
