@@ -5,6 +5,7 @@
 //! them; `folder_facts` holds what no key states. Invariant: an architecture's row says only what is different
 //! about it, and nothing outside this folder knows an architecture's name.
 
+mod afmoe;
 mod apertus;
 mod bert;
 mod bloom;
@@ -100,6 +101,7 @@ impl Architecture {
 
 /// All architectures.
 const ARCHITECTURES: &[Architecture] = &[
+    afmoe::ARCHITECTURE,
     apertus::ARCHITECTURE,
     llama::ARCEE,
     bert::BERT,

@@ -109,7 +109,8 @@ const DEVIATIONS: &[(&str, &str, &str)] = &[
 ];
 
 /// Networks of this repository whose files are the reference's.
-const BY_CONVERTER: [&str; 8] = [
+const BY_CONVERTER: [&str; 9] = [
+    "afmoe",
     "arcee",
     "dots1",
     "exaone",

@@ -9,6 +9,7 @@ use super::*;
 
 /// Folders of the reference data that files cannot say, and the field.
 const REFUSED: &[(&str, &str)] = &[
+    ("afmoe_plain", "embedding_scale"),
     ("gpt2_scores", "scale_attn_by_inverse_layer_idx"),
     ("llama4_chunked", "mixer.temperature.interval"),
 ];
