@@ -203,7 +203,7 @@ mod tests {
             let (queue, shared) = (Arc::clone(&queue), Arc::clone(&shared));
             tokio::spawn(async move {
                 let needed = async { Ok(shared.acquire_owned().await.expect("it stays open")) };
-                let work = |held: OwnedSemaphorePermit, _: &Wanted| held.num_permits();
+                let work = |held: OwnedSemaphorePermit, _: &Requester| held.num_permits();
                 queue.run_with(limits(8, None, None), needed, work).await
             })
         };
