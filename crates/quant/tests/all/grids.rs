@@ -6,7 +6,7 @@ use crate::grid_search::{Grid, Refit, Search, split_even_signs, split_signs};
 fn a_code_off_the_grid_goes_to_the_best_point_nearby() {
     // The points 0000, 1111 and 7777.
     let grid = Grid::<4>::new(&[0, 0o1111, 0o7777], 7, 2);
-    let distance_to_seven = |point: &[u8; 4]| f32::from(7 - point[0]);
+    let distance_to_seven = |place: usize, digit: u8| if place == 0 { f32::from(7 - digit) } else { 0.0 };
     assert_eq!(grid.nearest(&[1; 4], distance_to_seven), (1, true));
     // 7777 is at the third distance from here.
     assert_eq!(grid.nearest(&[1, 0, 0, 0], distance_to_seven), (1, false));
