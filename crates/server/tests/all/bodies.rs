@@ -358,6 +358,17 @@ fn interesting(random: &mut Random) -> Value {
     }
 }
 
+/// Prints the body of a failed round.
+struct Shown<'b>(&'b [u8]);
+
+impl Drop for Shown<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("the body: {}", String::from_utf8_lossy(self.0));
+        }
+    }
+}
+
 #[test]
 fn mutated_bodies_are_answered_or_refused_and_leave_nothing_behind() {
     let Some(harness) = Harness::new() else {
@@ -372,7 +383,9 @@ fn mutated_bodies_are_answered_or_refused_and_leave_nothing_behind() {
         for _ in 0..=random.below(4) {
             mutate(&mut input, &mut random);
         }
+        let shown = Shown(&input);
         harness.check(&input);
+        drop(shown);
     }
     harness.assert_idle();
 }
