@@ -1,8 +1,11 @@
 //! An executor without a network, for tests in which many requests matter and their words do not.
 //!
-//! A token is a hash of its seed and position, so that answers end after a few dozen tokens and repeat.
+//! A token is a hash of its seed and position, or the next one that its row's mask allows, so that answers end after a few dozen tokens
+//! and repeat.
 
-use tokenmill_backend::{ForwardBatch, RowOutput, SampledToken, StepOutput, TokenLogprob};
+use tokenmill_backend::{
+    ForwardBatch, RowError, RowMask, RowOutput, SampleRow, SampledToken, StepOutput, TokenLogprob,
+};
 
 use crate::played::{N_EMBD, Played};
 
@@ -33,12 +36,17 @@ fn answer(batch: &ForwardBatch, n_vocab: u32, end_id: u32) -> StepOutput {
                 output.sampled.push(None);
             }
             RowOutput::Sample(sample) => {
-                let id = choose(sample.params.seed, position, n_vocab, end_id);
-                let n_top = sample.params.n_logprobs;
-                output.sampled.push(Some(Ok(SampledToken {
+                let chosen = choose(sample.params.seed, position, n_vocab, end_id);
+                let allowed = (chosen..n_vocab)
+                    .chain(0..chosen)
+                    .find(|&id| is_allowed(batch, sample, id));
+                let n_top = sample.params.n_logprobs.filter(|_| allowed.is_some());
+                let sampled = allowed.ok_or(RowError::NothingAllowed);
+                output.sampled.push(Some(sampled.map(|id| SampledToken {
                     id,
                     logprob: n_top.map(|_| -1.5),
                 })));
+                let id = allowed.unwrap_or_default();
                 output
                     .top
                     .extend((0..n_top.unwrap_or(0)).map(|rank| TokenLogprob {
@@ -52,6 +60,14 @@ fn answer(batch: &ForwardBatch, n_vocab: u32, end_id: u32) -> StepOutput {
     let n_values = batch.hidden_rows.len() * N_EMBD;
     output.hidden.extend((0..n_values).map(|at| at as f32));
     output
+}
+
+fn is_allowed(batch: &ForwardBatch, row: &SampleRow, id: u32) -> bool {
+    match row.mask {
+        RowMask::Any => true,
+        RowMask::Words(start) => batch.mask_words[start as usize + id as usize / 32] >> (id % 32) & 1 == 1,
+        RowMask::Late(_) => unreachable!("the executor takes no late masks"),
+    }
 }
 
 /// The finalizer of SplitMix64.
