@@ -73,7 +73,6 @@ mod state_layout;
 mod step_shape;
 mod step_trace;
 mod streams;
-mod weigh;
 
 pub use adapter::{Adapter, AdapterError, AdapterId, AdapterWeight, FloatMatrix};
 pub use adapter_operations::{AdapterMatrices, AdapterOperations, LowRank};
@@ -105,6 +104,7 @@ pub use operands::{
 pub use page_group::PageGroup;
 pub use part::{NetworkPart, Side};
 pub use pooling::Pooling;
+pub use program::weigh::Weigh;
 pub use recurrence::{
     Columns, DeltaDecays, DeltaNet, DeltaNetRows, KeyHeads, RecurrentOperations, ShortConv, SsmRows, SsmScan,
 };
@@ -118,7 +118,6 @@ pub use state_layout::{StateLayerShape, StateLayout};
 pub use step_shape::{Phase, SamplingMode, StepShape};
 pub use step_trace::{DeviceTimes, StepTrace};
 pub use streams::{MAX_STREAMS, MIN_MEAN_SQUARE, StreamOperations, StreamsShape};
-pub use weigh::Weigh;
 
 /// The examples of the README.
 #[cfg(doctest)]

@@ -11,7 +11,7 @@ use tokenmill_backend::{
     TokenSource, program::ProgramDevice,
 };
 
-use crate::{adapter::adapters_of, network::Network};
+use crate::network::Network;
 
 /// Maximum number of steps in flight.
 const MAX_IN_FLIGHT: usize = 2;
@@ -192,7 +192,7 @@ impl Executor for ModelExecutor {
     }
 
     fn copy_adapter(&mut self, from: AdapterId, id: AdapterId, strength: f32) -> Result<(), AdapterError> {
-        adapters_of(&mut *self.device)?.copy(from, id, strength)
+        self.adapters()?.copy(from, id, strength)
     }
 
     fn remove_adapter(&mut self, id: AdapterId) {

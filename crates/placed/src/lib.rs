@@ -35,6 +35,7 @@ mod bandwidths;
 mod device;
 mod group;
 mod overlap;
+mod pass;
 mod placed;
 mod placement;
 mod programs;

@@ -10,9 +10,9 @@ use tokenmill_backend::{
 
 use crate::{
     Overlap, Placement, StepThresholds,
+    pass::{Mode, Pass},
     programs::Programs,
     results::Results,
-    router::{Mode, Pass},
 };
 
 /// A device made of two: parts of a network on `H`, the host, and the rest on `D`, the device.

@@ -5,36 +5,12 @@
 
 use tokenmill_backend::{BackendError, Side, SplitOperations, program::Op};
 
-use crate::{Placed, programs::Programs, schedule::Action};
-
-/// The mode and progress of the current pass over the actions.
-pub(crate) struct Pass {
-    pub(crate) mode: Mode,
-    /// Index of the device's next or open segment: its operations between two borders.
-    pub(crate) segment: usize,
-    pub(crate) is_open: bool,
-}
-
-/// How a pass executes actions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mode {
-    /// Runs them.
-    Run,
-    /// Records the device's operations and runs none.
-    Record,
-    /// Runs the host's operations and replays the device's.
-    Replay,
-}
-
-impl Pass {
-    pub(crate) fn new(mode: Mode) -> Self {
-        Self {
-            mode,
-            segment: 0,
-            is_open: false,
-        }
-    }
-}
+use crate::{
+    Placed,
+    pass::{Mode, Pass},
+    programs::Programs,
+    schedule::Action,
+};
 
 /// Number of values copied at a time: the size of a device's staging memory.
 const PIECE: usize = 1 << 20;

@@ -12,9 +12,9 @@ use tokenmill_backend::{
 
 use crate::{
     Placed,
+    pass::{Mode, Pass},
     programs::Programs,
     results::id_of,
-    router::{Mode, Pass},
 };
 
 /// Maximum number of steps, or parts of steps, whose unread results the device keeps.

@@ -24,6 +24,7 @@ mod slots;
 mod tables;
 mod value;
 mod verify;
+pub(crate) mod weigh;
 mod weights;
 mod write;
 

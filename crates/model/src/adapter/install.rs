@@ -27,7 +27,12 @@ impl ModelExecutor {
                 return Err(error);
             }
         }
-        adapters_of(&mut *self.device)?.add(id, strength)
+        self.adapters()?.add(id, strength)
+    }
+
+    /// Returns the device's store of adapters, if it computes with them.
+    pub(crate) fn adapters(&mut self) -> Result<&mut dyn AdapterStore, AdapterError> {
+        adapters_of(&mut *self.device)
     }
 
     /// Uploads the change of one of an adapter's weights, unless it is already on the device.
@@ -66,8 +71,7 @@ impl ModelExecutor {
     }
 }
 
-/// Returns the device's store of adapters, if it computes with them.
-pub(crate) fn adapters_of(device: &mut dyn ProgramDevice) -> Result<&mut dyn AdapterStore, AdapterError> {
+fn adapters_of(device: &mut dyn ProgramDevice) -> Result<&mut dyn AdapterStore, AdapterError> {
     let name = device.weigh().device();
     device
         .adapters()

@@ -9,7 +9,6 @@ mod install;
 mod peft;
 mod reader;
 
-pub(crate) use install::adapters_of;
 pub use reader::AdapterReader;
 
 /// Largest accepted size of an adapter's matrices, in bytes.

@@ -4,7 +4,9 @@
 
 use tokenmill_gguf::TensorType;
 
-use crate::{Allocation, Backend, BackendError, NetworkPart, Side, program::Prepared};
+use crate::{Allocation, Backend, BackendError, NetworkPart, Side};
+
+use super::Prepared;
 
 /// Reports the memory of a load. Object-safe; every [`Backend`] implements it, with everything on [`Side::Device`].
 pub trait Weigh {
