@@ -294,7 +294,7 @@ fn decide_sees_images_before_the_text_and_in_its_place() {
     assert!(refused.contains("takes no images"), "{refused}");
     let refused = decide(arg(&model), &["--image", first, "--no-mmproj"]).failed(2);
     assert!(refused.contains("contradict each other"), "{refused}");
-    // What follows is told before a model is looked for.
+    // The next fault is told before a model is looked for.
     let refused = decide("nowhere.gguf", &["--image", arg(&text)]).failed(3);
     assert!(
         refused.contains("text.png: this is not a supported image"),

@@ -147,7 +147,7 @@ impl NamedBody {
         }
     }
 
-    /// Goes on to `next`, past one of the marks if it follows. A call whose arguments are whole is a call without them, too.
+    /// Continues at `next`, past one of the marks if it follows. A call whose arguments are whole is a call without them, too.
     fn pass(&mut self, marks: &[&str], next: State, text: &str, is_last: bool) -> Step {
         let space = space_len(text);
         let (found, mark) = if marks.iter().all(|mark| mark.is_empty()) {

@@ -425,11 +425,6 @@ const ENDS: &[(&str, &str, &[&str])] = &[
         &["</tool_call>", "\n</tool_call>"],
     ),
     (
-        "command-r",
-        "Action:\n```json\n[{\"tool_name\": \"now\", \"parameters\": {}}]",
-        &["```", "\n```"],
-    ),
-    (
         "command-r7b",
         "<|START_ACTION|>[{\"tool_name\": \"now\", \"parameters\": {}}]",
         &["<|END_ACTION|>"],
@@ -466,7 +461,7 @@ fn a_call_ends_with_a_mark_and_is_read_without_it() {
             assert_eq!(String::from_utf8_lossy(&walk.text), whole, "{name}");
             assert!(walk.allowed().contains(&256), "{name}: {whole:?}");
             assert_eq!(read(name, &whole), (now(), String::new()), "{name}");
-            // What a model writes without a mask.
+            // Text of a model without a mask.
             let (calls, text) = read(name, &format!("{whole}\nSo."));
             assert_eq!((calls, text.trim()), (now(), "So."), "{name}");
         }

@@ -166,7 +166,7 @@ fn write_wide(path: &Path) {
                 _ => vec![WIDTH, WIDTH],
             };
             let numbers = Random::named(3, &info.name).values(dims.iter().product());
-            // Uniform numbers have a standard deviation of 1 / √3. Those of the narrow model are 0.2, 1 and 1.5 / √width.
+            // Uniform numbers have a standard deviation of 1 / √3. The narrow model has deviations of 0.2, 1 and 1.5 / √width.
             let (center, deviation) = match part {
                 "token_embd" => (0.0, 1.0),
                 _ if dims.len() == 1 => (1.0, 0.2),
