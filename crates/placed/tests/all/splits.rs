@@ -232,7 +232,9 @@ fn a_side_allocates_for_its_own_parts() {
     // The device has the head in any case, and no rows of layers but those that it reads.
     assert_eq!(host.activations_bytes, 0);
     assert!(on_host.activations_bytes < on_device.activations_bytes);
-    assert!(all_host.activations_bytes < on_device.activations_bytes);
+    // A slot that values of layers share with the logits is whole on either side.
+    let (host, device) = (all_host.activations_bytes, on_device.activations_bytes);
+    assert!(host <= device, "{host} on the host, {device} on the device");
     let mut half = vec![LayerPlacement::whole(Side::Device); N_LAYERS];
     half[0] = LayerPlacement::whole(Side::Host);
     half[1] = half[0];
