@@ -193,12 +193,8 @@ async fn answer(
     }
     // Only a request's single prompt may have images.
     if let [prompt] = &mut prompts[..] {
-        let seen = see(
-            &app,
-            std::mem::replace(prompt, Prompt::of_text(Vec::new())),
-            &params,
-        )
-        .await?;
+        let shown = std::mem::replace(prompt, Prompt::of_text(Vec::new()));
+        let seen = Box::pin(see(&app, shown, &params)).await?;
         params.engine.media = Arc::clone(&seen.media);
         *prompt = seen;
     }
